@@ -106,16 +106,16 @@ class LlamaCppOptions(Settings):
     )
     ctx_size: int | None = option(
         None,
-        "Context of all slots together, in tokens; `max-model-len` is that of one",
-        minimum=1,
+        "Context of all slots together, in tokens, 0 for the model's; `max-model-len` is that of one",
+        minimum=0,
         names={"llamacpp": ("n-ctx",)},
     )
-    threads: int | None = option(None, "Threads that compute", minimum=1, default_text="half of the cores")
-    threads_batch: int | None = option(None, "Threads that compute prompts", minimum=1)
+    threads: int | None = option(None, "Threads that compute", minimum=-1, default_text="half of the cores")
+    threads_batch: int | None = option(None, "Threads that compute prompts", minimum=-1)
     threads_http: int | None = option(None, "Most HTTP requests at once", minimum=1)
     batch_size: int | None = option(None, "Most tokens of one step; as `max-num-batched-tokens`", minimum=1)
     ubatch_size: int | None = option(None, "Most tokens that are computed in one piece", minimum=1)
-    n_gpu_layers: int | None = option(None, "Layers on the GPU; -1 is all that fit", minimum=-1)
+    n_gpu_layers: Any = option(None, "Layers on the GPU: a number, `auto` or -1 for all that fit, or `all`")
     main_gpu: int | None = option(None, "The GPU for what is not split", minimum=0)
     split_mode: str | None = option(None, "How layers are divided between GPUs: none, layer or row")
     flash_attn: Any = option(None, "on, off or auto")

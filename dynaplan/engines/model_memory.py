@@ -255,11 +255,12 @@ def _llamacpp_need(path: Path, options: Options, gpus: float) -> MemoryNeed | No
         tokens = context if isinstance(context, int) and context > 0 else shape.trained_tokens
         return MemoryNeed(weights_bytes, token_bytes, tokens)
     checked = read_options(options, gpus)
+    parts = 1 if checked.is_unified or not checked.context_tokens else checked.slots
     return MemoryNeed(
         weights_bytes,
         token_bytes,
-        checked.context_tokens // checked.slots,
-        checked.slots,
+        (checked.context_tokens or shape.trained_tokens) // parts,
+        parts,
         shape.is_exact,
         min(1.0, gpus or 1.0),
     )

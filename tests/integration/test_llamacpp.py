@@ -377,7 +377,7 @@ async def test_a_port_that_is_taken_is_another_engine_s_and_another_one_is_tried
         ports = [each.getsockname()[1] for each in (taken, free)]
         leases = [PortLease((port,), (), tmp_path) for port in ports]
         free.close()
-        monkeypatch.setattr(server_engine, "lease_ports", lambda *_: leases.pop(0))
+        monkeypatch.setattr(server_engine, "lease_ports", lambda *_, **__: leases.pop(0))
         worker = await start_worker()
     assert leases == []
     assert (await worker.ask({"prompt": "hi", "max_tokens": 2}))[0] == 200

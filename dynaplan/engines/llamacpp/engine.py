@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from dynaplan.config.command_words import COMMAND
-from dynaplan.engines.llamacpp.launch_line import KIND, check_fields, fingerprint, read_options
+from dynaplan.engines.llamacpp.launch_line import KIND, fingerprint, read_options
 from dynaplan.engines.llamacpp.saved_slots import (
     RESTORE_TIMEOUT_S,
     SAVE_TIMEOUT_S,
@@ -18,6 +18,7 @@ from dynaplan.engines.llamacpp.saved_slots import (
     candidates,
 )
 from dynaplan.engines.llamacpp.slots import HAND_OFF, UNUSED_RESERVATION_S, SlotAllocator, SlotFiles, SlotPool
+from dynaplan.engines.llamacpp.xllamacpp_fields import check_fields
 from dynaplan.engines.model_memory import memory_need
 from dynaplan.engines.port import Engine, EngineContext, HandOffReady
 from dynaplan.engines.server.engine import ServerEngine
@@ -45,7 +46,7 @@ def check(options: Options, gpus: float) -> None:
     if not checked.server and importlib.util.find_spec("xllamacpp"):
         import xllamacpp
 
-        check_fields(checked, xllamacpp.CommonParams())
+        check_fields(checked.flags, xllamacpp.CommonParams())
 
 
 class LlamaCppEngine(ServerEngine):
@@ -137,9 +138,10 @@ class LlamaCppEngine(ServerEngine):
             return signals  # its owner's, or its age's: it does not show its slots
         block_tokens = self._checked.block_tokens
         self._slots = len(slots)
-        all_tokens = sum(slot.context_tokens for slot in slots)
+        tokens = [slot.context_tokens for slot in slots]
+        all_tokens = max(tokens, default=0) if self._checked.is_unified else sum(tokens)
         used_tokens = [slot.used_tokens for slot in slots if slot.is_computing]
-        self._context_tokens = min((slot.context_tokens for slot in slots), default=0)
+        self._context_tokens = min(tokens, default=0)
         return replace(
             signals,
             request_slots=self._slots,

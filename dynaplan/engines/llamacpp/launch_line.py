@@ -13,16 +13,22 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from dynaplan.config.command_words import COMMAND, NEGATABLE, engine_command, read_command, stated_options
+from dynaplan.config.command_words import (
+    COMMAND,
+    NEGATABLE,
+    SHORT_FLAGS,
+    engine_command,
+    read_command,
+    stated_options,
+)
 from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_size
 from dynaplan.config.stock import OWN_OPTIONS, WORKER, engine_names
 from dynaplan.engines.llamacpp.saved_slots import fingerprint_of
-from dynaplan.engines.llamacpp.server_main import set_field
+from dynaplan.engines.llamacpp.xllamacpp_fields import fields_of
 from dynaplan.engines.model_files import gguf_parts, public_name
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.requirements import check_installed
@@ -39,7 +45,7 @@ from dynaplan.engines.server.engine_options import (
 from dynaplan.engines.server.kind import EXIT_USAGE, EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.engines.server.owners_command import check_engine_command, engine_line
-from dynaplan.util.errors import ConfigError, nearest
+from dynaplan.util.errors import ConfigError
 
 DEFAULT_SLOT_TOKENS = 4096
 """The default context of one slot, in tokens."""
@@ -53,56 +59,24 @@ With llama.cpp's own default a handful of waiting requests shut out ``/metrics``
 SET_HERE = frozenset(
     {
         *("host", "hostnames", "port", "api-key", "api-keys", "alias", "model-alias", "slots", "metrics"),
-        *("endpoint-slots", "endpoint-metrics", "slot-save-path", "kv-unified", "api-prefix"),
+        *("endpoint-slots", "endpoint-metrics", "slot-save-path", "api-prefix"),
     }
 )
 """Options that dynaplan sets: without them the engine could not be reached, or its load not be read."""
 
+OWN_NAMES = {own: option for option, names in engine_names("llamacpp").items() for own in names}
+NAMES = {**{short: OWN_NAMES.get(long, long) for short, long in SHORT_FLAGS["llamacpp"].items()}, **OWN_NAMES}
+"""llama.cpp's own names of an option, the short ones too -> the option."""
 
-class TranslatedOption(NamedTuple):
-    """One option: the field of xllamacpp's ``CommonParams`` (dotted), and llama-server's flag.
-
-    Where the field is an enum, its members are named ``prefix`` + VALUE. ``flag`` is empty for the option's
-    own name.
-    """
-
-    attribute: str
-    prefix: str = ""
-    flag: str = ""
-
-
-FLASH_ATTENTION = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
-"""The values of ``flash-attn``, and the members of xllamacpp's enum for them, without their prefix."""
-
-TRANSLATED_OPTIONS: Mapping[str, TranslatedOption] = {
-    "threads": TranslatedOption("cpuparams.n_threads"),
-    "threads-batch": TranslatedOption("cpuparams_batch.n_threads"),
-    "threads-http": TranslatedOption("n_threads_http"),
-    "max-num-batched-tokens": TranslatedOption("n_batch", flag="batch-size"),
-    "ubatch-size": TranslatedOption("n_ubatch"),
-    "n-gpu-layers": TranslatedOption("n_gpu_layers"),
-    "main-gpu": TranslatedOption("main_gpu"),
-    "split-mode": TranslatedOption("split_mode", "LLAMA_SPLIT_MODE_"),
-    "flash-attn": TranslatedOption("flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_"),
-    "cache-type-k": TranslatedOption("cache_type_k", "GGML_TYPE_"),
-    "cache-type-v": TranslatedOption("cache_type_v", "GGML_TYPE_"),
-    "cache-ram": TranslatedOption("cache_ram_mib"),
-    "enable-prefix-caching": TranslatedOption("cache_prompt", flag="cache-prompt"),
-    "chat-template": TranslatedOption("chat_template"),
-    "pooling": TranslatedOption("pooling_type", "LLAMA_POOLING_TYPE_"),
-    "seed": TranslatedOption("sampling.seed"),
-}
-"""The options that have a field and a flag. Every other option is passed on by its own name."""
-
-NAMES = {own: option for option, names in engine_names("llamacpp").items() for own in names}
-"""llama.cpp's own name of an option -> the option."""
+FLAGS = {"max-num-batched-tokens": "batch-size", "enable-prefix-caching": "cache-prompt"}
+"""The options that are flags of another name."""
 
 STYLE = FlagStyle(negatable=NEGATABLE)
 
 HANDLED = frozenset(
     {
         *("model", "served-model-name", "block-size", "max-model-len", "ctx-size", "max-num-seqs"),
-        *(*TENSOR, *PIPELINE, *DATA, *TRANSLATED_OPTIONS, *NAMES),
+        *("kv-unified", *TENSOR, *PIPELINE, *DATA, *SET_HERE),
     }
 )
 
@@ -111,9 +85,9 @@ HANDLED = frozenset(
 class LlamaOptions:
     """The checked options of one worker.
 
-    ``slots`` requests are computed at once, each in ``context_tokens / slots`` tokens. ``translated`` are
-    the options in ``TRANSLATED_OPTIONS``, ``passthrough`` those unknown to dynaplan, given to the server as
-    they are. ``server`` is the llama-server program to use, empty for xllamacpp. ``environment`` is added to
+    ``slots`` requests are computed at once in ``context_tokens``, 0 for the model's own: each in its part, or
+    where these are unified in what the others leave. ``flags`` are all others, by llama-server's names.
+    ``server`` is the llama-server program to use, empty for xllamacpp. ``environment`` is added to
     the worker's. ``takes_hand_offs``: True for a decode worker beside prefill workers. ``saved_kv_bytes``:
     the limit of the KV entries saved at unload, for all models of the deployment together.
     """
@@ -126,8 +100,8 @@ class LlamaOptions:
     server: str = ""
     takes_hand_offs: bool = False
     saved_kv_bytes: int = 0
-    translated: Mapping[str, Any] = field(default_factory=dict)
-    passthrough: Mapping[str, Any] = field(default_factory=dict)
+    is_unified: bool = False
+    flags: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -139,7 +113,7 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
     tensor_parallel_size(options, gpus)
     check_no_data_parallel(options, "llamacpp")
     own = _check_types(options)
-    slots = own.get("max-num-seqs", WORKER["max-num-seqs"].engine_defaults["llamacpp"])
+    slots = _slots(own)
     server = own.get("llama-server", "")
     if not isinstance(server, str | bool):
         raise ConfigError(f"llama-server is {server!r}", hint="Expected true, or the program's path.")
@@ -152,8 +126,8 @@ def read_options(options: Options, gpus: float) -> LlamaOptions:
         server="llama-server" if server is True else str(server or ""),
         takes_hand_offs=bool(own.get("remote-prefill")),
         saved_kv_bytes=_saved_kv_bytes(own),
-        translated=_translated(own),
-        passthrough={key: value for key, value in _not_ours(own).items() if key not in HANDLED | SET_HERE},
+        is_unified=_is_unified(own),
+        flags=_flags(own),
         environment=hf_token_variable(own),
     )
 
@@ -174,17 +148,27 @@ def _options_of_command(options: Options) -> LlamaOptions:
         block_tokens=WORKER["block-size"].engine_defaults["llamacpp"],
         server=command.words[found.start - 1] if found else "",
         saved_kv_bytes=_saved_kv_bytes(stated),
-        passthrough={COMMAND: command.words, **_not_ours(stated)},
+        is_unified=bool(stated.get("kv-unified", "parallel" not in stated)),
+        flags={COMMAND: command.words, **_not_ours(stated)},
     )
 
 
 def _check_types(options: Options) -> dict[str, Any]:
     """The options that are set, each under one name; raises ConfigError for a value of the wrong type."""
+    options = dict(_positive(name, value) for name, value in options.items())
     for name, value in options.items():
         option = WORKER.get(NAMES.get(name, name))
         if option and not option.accepts(value):
             raise ConfigError(f"{name} is {value!r}", hint=f"Expected {option.expected}.")
     return merge_aliases(options, NAMES)
+
+
+def _positive(name: str, value: Any) -> tuple[str, Any]:
+    """Return the option; of ``no-mmap: true`` it is ``mmap: false``."""
+    opposite = NAMES.get(name, name).removeprefix("no-")
+    if opposite == name or opposite not in NEGATABLE or not isinstance(value, bool):
+        return name, value
+    return opposite, not value
 
 
 THREADS = frozenset({"threads", "threads-batch", "threads-http"})
@@ -202,9 +186,8 @@ def fingerprint(options: LlamaOptions, gpus: float) -> str:
         "llama.cpp": program or version("xllamacpp"),
         "gpus": gpus,
         "name": options.name,
-        "context": (options.context_tokens, options.slots),
-        "options": {key: value for key, value in options.translated.items() if key not in THREADS},
-        "others": dict(options.passthrough),
+        "context": (options.context_tokens, options.slots, options.is_unified),
+        "flags": {key: value for key, value in options.flags.items() if key not in THREADS},
     }
     files = gguf_parts(Path(os.path.expanduser(options.model)))
     return fingerprint_of(settings, [*files, *([Path(found)] if found else [])])
@@ -213,14 +196,8 @@ def fingerprint(options: LlamaOptions, gpus: float) -> str:
 def server_flags(options: LlamaOptions) -> tuple[str, ...]:
     words = ["--model", options.model, "--alias", options.name]
     words += ["--ctx-size", str(options.context_tokens), "--parallel", str(options.slots)]
-    for name, value in options.translated.items():
-        flag = TRANSLATED_OPTIONS[name].flag or name
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", str(value)]
-    passthrough = {name: _with_commas(value) for name, value in options.passthrough.items()}
-    return (*words, *engine_flags(passthrough, STYLE))
+    words += ["--kv-unified"] if options.is_unified else []
+    return (*words, *engine_flags({name: _with_commas(each) for name, each in options.flags.items()}, STYLE))
 
 
 def _with_commas(value: Any) -> Any:
@@ -229,66 +206,37 @@ def _with_commas(value: Any) -> Any:
 
 def params_fields(options: LlamaOptions) -> dict[str, Any]:
     """The fields of xllamacpp's ``CommonParams`` for what the user may set: dotted name -> JSON value."""
-    return {
+    fields = {
         "model.path": options.model,
         "model_alias": [options.name],
         "n_ctx": options.context_tokens,
         "n_parallel": options.slots,
-        **dict(_fields_of_options(options).values()),
+        **({"kv_unified": True} if options.is_unified else {}),
     }
+    for name, value in options.flags.items():
+        fields |= fields_of(name, value)
+    return fields
 
 
-def _fields_of_options(options: LlamaOptions) -> dict[str, tuple[str, Any]]:
-    translated = {
-        name: (TRANSLATED_OPTIONS[name].attribute, _field_value(name, value))
-        for name, value in options.translated.items()
-    }
-    return translated | {name: (name.replace("-", "_"), value) for name, value in options.passthrough.items()}
-
-
-def _field_value(option: str, value: Any) -> Any:
-    """The value of an option's field: where that is an enum, the name of its member."""
-    prefix = TRANSLATED_OPTIONS[option].prefix
-    if not prefix:
-        return value
-    return prefix + (FLASH_ATTENTION[value] if option == "flash-attn" else value.upper())
-
-
-def check_fields(options: LlamaOptions, params: Any) -> None:
-    """Raise ConfigError for an option that ``params``, a ``CommonParams``, has no field or member for."""
-    for name, (attribute, value) in _fields_of_options(options).items():
-        given = options.translated.get(name, options.passthrough.get(name))
-        try:
-            set_field(params, attribute, value)
-        except AttributeError:
-            raise ConfigError(
-                f"{name} is no option of llama.cpp",
-                hint=LLAMACPP_INSTEAD.get(name) or _nearest_field(params, name),
-            ) from None
-        except KeyError:
-            prefix = TRANSLATED_OPTIONS[name].prefix if name in TRANSLATED_OPTIONS else ""
-            members = type(getattr(params, attribute)).__members__
-            names = ", ".join(member.removeprefix(prefix).lower() for member in members)
-            raise ConfigError(f"{name} is {given!r}", hint=f"Expected one of: {names}.") from None
-        except (TypeError, ValueError, OverflowError) as error:
-            expected = type(reduce(getattr, attribute.split("."), params)).__name__
-            raise ConfigError(f"{name} is {given!r}: {error}", hint=f"Expected {expected}.") from error
-
-
-def _translated(own: Options) -> dict[str, Any]:
-    """Collect the translated options that are set, and our defaults where they differ from llama.cpp's."""
-    translated = {name: own[name] for name in TRANSLATED_OPTIONS if name in own}
-    flash = translated.get("flash-attn")
+def _flags(own: Options) -> dict[str, Any]:
+    """Collect the flags that are set, and our defaults where they differ from llama.cpp's."""
+    flags = {FLAGS.get(name, name): each for name, each in _not_ours(own).items() if name not in HANDLED}
+    flash = flags.get("flash-attn")
     if isinstance(flash, bool):  # YAML reads on and off as booleans
-        translated["flash-attn"] = "on" if flash else "off"
-    elif flash is not None and flash not in FLASH_ATTENTION:
+        flags["flash-attn"] = "on" if flash else "off"
+    elif flash is not None and flash not in ("on", "off", "auto"):
         raise ConfigError(f"flash-attn is {flash!r}", hint="Expected on, off or auto.")
-    defaults = {
-        "threads": default_threads(),
-        "threads-http": HTTP_THREADS,
-        "max-num-batched-tokens": WORKER["max-num-batched-tokens"].engine_defaults["llamacpp"],
-    }
-    return translated | {name: value for name, value in defaults.items() if name not in translated}
+    return {"threads": default_threads(), "threads-http": HTTP_THREADS, **_batch(own)} | flags
+
+
+def _batch(own: Options) -> dict[str, int]:
+    """Return the tokens of one step; those of a model that embeds are a whole text, as long as it may be."""
+    batch = WORKER["max-num-batched-tokens"].engine_defaults["llamacpp"]
+    if not EMBEDDING & own.keys():
+        return {"batch-size": batch}
+    slots = 1 if _is_unified(own) else _slots(own)
+    text = own.get("max-num-batched-tokens") or _context_tokens(own, _slots(own)) // slots or LLAMA_BATCH
+    return {"batch-size": text, "ubatch-size": text}
 
 
 def default_threads() -> int:
@@ -299,8 +247,11 @@ def default_threads() -> int:
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
-EMBEDDING = frozenset({"pooling", "embedding", "embeddings", "reranking"})
+EMBEDDING = frozenset({"pooling", "embeddings", "reranking"})
 """Options of a model that embeds: it computes every text whole, whatever a slot holds."""
+
+LLAMA_BATCH = 2048
+"""llama.cpp's own default of ``batch-size``."""
 
 
 def _saved_kv_bytes(own: Options) -> int:
@@ -311,11 +262,25 @@ def _saved_kv_bytes(own: Options) -> int:
     return int(option.read(own.get("saved-kv", option.default)))
 
 
+def _slots(own: Options) -> int:
+    return int(own.get("max-num-seqs", WORKER["max-num-seqs"].engine_defaults["llamacpp"]))
+
+
+def _is_unified(own: Options) -> bool:
+    """Tell whether the slots share their context, so that each request may have all of it.
+
+    llama-server does that where it is not told how many they are.
+    """
+    return bool(
+        own.get("kv-unified", "ctx-size" in own and not {"max-num-seqs", "max-model-len"} & own.keys())
+    )
+
+
 def _context_tokens(own: Options, slots: int) -> int:
     """The tokens of all slots together: ``ctx-size``, or ``max-model-len`` (of one) times the slots."""
-    total = own.get("ctx-size", 0)
+    total = own.get("ctx-size")
     if "max-model-len" not in own:
-        return total or DEFAULT_SLOT_TOKENS * slots
+        return DEFAULT_SLOT_TOKENS * slots if total is None else int(total)
     needed = int(own["max-model-len"] * slots)
     if total and total != needed:
         raise ConfigError(
@@ -323,27 +288,6 @@ def _context_tokens(own: Options, slots: int) -> int:
             hint="Leave ctx-size out: it follows from max-model-len and parallel.",
         )
     return needed
-
-
-_IN_THE_FILE = "It is vLLM's; a GGUF file says it itself."
-
-LLAMACPP_INSTEAD: Mapping[str, str] = {
-    "gpu-memory-utilization": "It is vLLM's; llama.cpp has n-gpu-layers: the layers on the GPU, -1 for all.",
-    "cpu-offload-gb": "It is vLLM's; llama.cpp has n-gpu-layers: all further layers stay on the CPU.",
-    "kv-cache-dtype": "It is vLLM's; llama.cpp has cache-type-k and cache-type-v: f16, q8_0, q4_0 ...",
-    "enforce-eager": "It is vLLM's, and there is nothing like it here: leave it out.",
-    "swap-space": "It is vLLM's, and there is nothing like it here: leave it out.",
-    "enable-chunked-prefill": "It is vLLM's; llama.cpp always divides prompts, by max-num-batched-tokens.",
-    "num-gpu-blocks-override": "It is vLLM's; the KV cache has room for max-num-seqs times max-model-len.",
-    **dict.fromkeys(("dtype", "quantization", "tokenizer", "load-format", "trust-remote-code"), _IN_THE_FILE),
-}
-"""vLLM's options that llama.cpp lacks, and the ones that do the same."""
-
-
-def _nearest_field(params: Any, name: str) -> str:
-    params_fields = {each.replace("_", "-") for each in dir(params) if not each.startswith("_")}
-    near = nearest(name, params_fields | HANDLED)
-    return near if near.startswith("Did you") else "xllamacpp takes the fields of its CommonParams."
 
 
 CHILD = "dynaplan.engines.llamacpp.server_main"

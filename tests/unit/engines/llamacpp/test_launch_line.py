@@ -14,6 +14,7 @@ from dynaplan.engines.llamacpp import engine as llamacpp
 from dynaplan.engines.llamacpp import launch_line as llamacpp_options
 from dynaplan.engines.llamacpp.launch_line import LlamaOptions, read_options
 from dynaplan.engines.llamacpp.server_main import main
+from dynaplan.engines.llamacpp.xllamacpp_fields import check_fields
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server.child import EngineChild
 from dynaplan.engines.server.kind import LaunchLine
@@ -41,8 +42,8 @@ def test_the_path_is_not_the_model_s_name() -> None:
 
 def test_options_of_dynaplan_are_not_llamacpp_s() -> None:
     ours = {"engine": "llamacpp", "router": "kv", "ServiceArgs": {}, "speedup-ratio": 1, "hang-timeout": 5}
-    assert read(**ours).passthrough == {}
-    assert read(rope_freq_base=5.0, nothing=None).passthrough == {"rope-freq-base": 5.0}
+    assert read(**ours).flags == read().flags
+    assert read(rope_freq_base=5.0, nothing=None).flags == {**read().flags, "rope-freq-base": 5.0}
 
 
 def test_only_a_model_that_uses_prefixes_again_saves_its_slots() -> None:
@@ -53,18 +54,84 @@ def test_only_a_model_that_uses_prefixes_again_saves_its_slots() -> None:
 
 
 def test_a_value_is_set_once_under_either_name() -> None:
-    assert read(max_num_batched_tokens=64).translated["max-num-batched-tokens"] == 64
-    assert "batch-size" not in read(max_num_batched_tokens=64).translated
+    assert read(max_num_batched_tokens=64).flags["batch-size"] == 64
     both = read(max_num_batched_tokens=64, batch_size=64)
-    assert both.translated == read(batch_size=64).translated == read(max_num_batched_tokens=64).translated
-    assert read().translated["max-num-batched-tokens"] == 512
+    assert both.flags == read(b=64).flags == read(max_num_batched_tokens=64).flags
+    assert read().flags["batch-size"] == 512
+    assert read(c=4096, np=2, embedding=True).slots == read(ctx_size=4096, parallel=2).slots == 2
+
+
+def test_a_context_without_a_number_of_slots_is_for_each_request() -> None:
+    """As llama-server has it: four slots, that share their context."""
+    shared = read(ctx_size=2048)
+    assert (shared.slots, shared.context_tokens, shared.is_unified) == (4, 2048, True)
+    assert "--kv-unified" in launch_line.server_flags(shared)
+    assert launch_line.params_fields(shared)["kv_unified"] is True
+    assert read(ctx_size=0).context_tokens == 0
+    for divided in (read(), read(ctx_size=2048, parallel=2), read(max_model_len=512)):
+        assert not divided.is_unified
+    assert read(ctx_size=2048, parallel=2, kv_unified=True).is_unified
+
+
+def test_a_model_that_embeds_takes_a_text_as_long_as_its_context_in_one_step() -> None:
+    for options, tokens in (
+        ({"ctx_size": 2048}, 2048),
+        ({"max_model_len": 512}, 512),
+        ({"ctx_size": 2048, "parallel": 2}, 1024),
+        ({"batch_size": 256}, 256),
+        ({"ctx_size": 0}, 2048),
+    ):
+        flags = read(embedding=True, **options).flags
+        assert (flags["batch-size"], flags["ubatch-size"]) == (tokens, tokens), options
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({"jinja": True, "temp": 0.6, "top-p": 0.95}, {"use_jinja": True, "sampling.temp": 0.6}),
+        ({"ngl": "all"}, {"n_gpu_layers": -2}),
+        ({"gpu-layers": "auto", "t": -1}, {"n_gpu_layers": -1, "cpuparams.n_threads": -1}),
+        ({"mlock": True}, {"load_mode": "LLAMA_LOAD_MODE_MLOCK"}),
+        ({"no-mmap": True}, {"load_mode": "LLAMA_LOAD_MODE_NONE"}),
+        ({"nkvo": True}, {"no_kv_offload": True}),
+        ({"reranking": True}, {"embedding": True, "pooling_type": "LLAMA_POOLING_TYPE_RANK"}),
+        ({"md": "d.gguf", "draft-max": 8}, {"speculative.draft.mparams.path": "d.gguf"}),
+        ({"tensor-split": "3,1"}, {"tensor_split": [3.0, 1.0, *[0.0] * 126]}),
+        ({"rope-scaling": "yarn"}, {"rope_scaling_type": "LLAMA_ROPE_SCALING_TYPE_YARN"}),
+        ({"fa": "on", "fit": "off"}, {"flash_attn_type": "LLAMA_FLASH_ATTN_TYPE_ENABLED"}),
+    ],
+)
+def test_llama_servers_flags_are_fields_of_the_package(
+    options: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    xllamacpp = pytest.importorskip("xllamacpp")
+    read_of = read_options({"model": MODEL, **options}, 1)
+    assert fields.items() <= launch_line.params_fields(read_of).items()
+    check_fields(read_of.flags, xllamacpp.CommonParams())
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"json-schema": "{}"}, r"json-schema is no setting of xllamacpp(?s:.*)install that program"),
+        ({"tempp": 1}, r"tempp is no setting of xllamacpp\s+Did you mean 'temp'"),
+        ({"tensor-split": "a,b"}, r"tensor-split is 'a,b'"),
+        ({"chat-template-file": "/none"}, r"chat-template-file is '/none'"),
+        ({"pooling": "most"}, r"pooling is 'most'\s+Expected one of: unspecified, none, mean"),
+        ({"top-k": "few"}, r"top-k is 'few'(?s:.*)Expected int"),
+    ],
+)
+def test_what_the_package_cannot_be_told_is_refused(options: dict[str, Any], problem: str) -> None:
+    xllamacpp = pytest.importorskip("xllamacpp")
+    with pytest.raises(ConfigError, match=problem):
+        check_fields(read_options({"model": MODEL, **options}, 1).flags, xllamacpp.CommonParams())
 
 
 def test_threads_are_half_of_the_cores_and_never_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, threads in ((1, 1), (2, 1), (16, 8)):
         monkeypatch.setattr(llamacpp_options.os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
-        assert read().translated["threads"] == threads
-    assert read(threads=3).translated["threads"] == 3
+        assert read().flags["threads"] == threads
+    assert read(threads=3).flags["threads"] == 3
 
 
 @pytest.mark.parametrize(
@@ -137,9 +204,9 @@ def test_the_program_gets_the_options_as_flags_and_its_key_is_none_of_them() -> 
     assert made.argv == (
         *("/opt/llama-server", "--host", "127.0.0.1", "--port", "7001", "--metrics", "--slots"),
         *("--slot-save-path", "/dev/shm/d/", "--model", MODEL, "--alias", "mine"),
-        *("--ctx-size", "8192", "--parallel", "4", "--threads", "2", "--batch-size", "1024"),
-        *("--n-gpu-layers", "20", "--flash-attn", "on", "--cache-type-k", "q8_0", "--no-cache-prompt"),
-        *("--threads-http", "1024", "--mlock", "--tensor-split", "3,1", "--no-jinja"),
+        *("--ctx-size", "8192", "--parallel", "4", "--threads", "2", "--threads-http", "1024"),
+        *("--batch-size", "1024", "--n-gpu-layers", "20", "--flash-attn", "on", "--cache-type-k", "q8_0"),
+        *("--no-cache-prompt", "--mlock", "--tensor-split", "3,1", "--no-jinja"),
     )
     assert made.environment == {
         "LLAMA_API_KEY": "secret",
@@ -159,10 +226,10 @@ def test_our_own_program_gets_the_same_as_json_and_its_key_is_not_among_it(with_
             "--n_ctx=8192",
             "--n_parallel=4",
             "--cpuparams.n_threads=2",
-            "--n_batch=1024",
+            "--n_threads_http=1024",
         ),
-        *("--n_gpu_layers=20", '--flash_attn_type="LLAMA_FLASH_ATTN_TYPE_ENABLED"'),
-        *('--cache_type_k="GGML_TYPE_Q8_0"', "--cache_prompt=false", "--n_threads_http=1024", "--n_keep=64"),
+        *("--n_batch=1024", "--n_gpu_layers=20", '--flash_attn_type="LLAMA_FLASH_ATTN_TYPE_ENABLED"'),
+        *('--cache_type_k="GGML_TYPE_Q8_0"', "--cache_prompt=false", "--n_keep=64"),
     )
     assert made.environment["LLAMA_API_KEY"] == "secret"
     assert made.environment["HF_TOKEN"] == "hf_secret"
