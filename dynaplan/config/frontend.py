@@ -176,6 +176,10 @@ def own_frontend_settings(own: Mapping[str, Any]) -> FrontendSettings:
         promised_ms=None if models else promised_times(planner),
         promised_ms_by_model={name: promised for name, promised in by_model.items() if promised},
         models=tuple(_part_of_limit(each, frontends) for each in models),
+        worker_options={
+            component: {**common, **config.get_parsed_config(component)}
+            for component in [each.component for each in models] or [settings.decode_component]
+        },
     )
 
 

@@ -259,6 +259,9 @@ Embeddings need ``embedding: true`` and ``pooling`` for the worker, and rerank `
 """
 
 _ERRORS = (
+    ErrorRule("' is required"),
+    ErrorRule("json.exception."),
+    ErrorRule("is too large to process", code="context_length_exceeded"),
     ErrorRule("Failed to parse tools"),
     ErrorRule("Failed to parse messages"),
     ErrorRule("Unknown reasoning format"),

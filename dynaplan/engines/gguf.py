@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,6 +31,8 @@ STRING, ARRAY = 8, 9
 TOKENIZER = "tokenizer."
 
 ALIGNMENT_KEY, DEFAULT_ALIGNMENT = "general.alignment", 32
+
+CHAT_TEMPLATE, MAX_TEMPLATE_BYTES = "tokenizer.chat_template", 2**20
 
 MAX_TENSORS = 2**18
 MAX_STRINGS = 2**21
@@ -83,11 +87,42 @@ def min_file_bytes(path: Path) -> int:
                 value = header.value(header.number("I"), MAX_STRINGS)
                 if name == ALIGNMENT_KEY and isinstance(value, int) and value > 0:
                     alignment = value
-            ends = [header.tensor_end() for _ in range(min(MAX_TENSORS, header.tensors))]
+            ends = [header.tensor()[1] for _ in range(min(MAX_TENSORS, header.tensors))]
             begin = -(-file.tell() // alignment) * alignment
     except (OSError, _Unreadable):
         return 0
     return begin + max(ends) if ends else 0
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What a file says of its model: all its keys, its number of parameters, and its chat template."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    parameters: int = 0
+    chat_template: str = ""
+
+
+def read_description(path: Path) -> ModelDescription:
+    """Return what the header says, the tokenizer's short keys included; empty for what cannot be read.
+
+    It takes some 50 ms, as the vocabulary has to be passed over.
+    """
+    found: dict[str, Any] = {}
+    parameters, template = 0, ""
+    try:
+        with path.open("rb") as file:
+            header = _Header(file)
+            for _ in range(header.keys):
+                name, kind = header.text(), header.number("I")
+                if name == CHAT_TEMPLATE and kind == STRING:
+                    template = header.text(MAX_TEMPLATE_BYTES) or ""
+                elif (value := header.value(kind, MAX_STRINGS)) is not None and name:
+                    found[name] = value
+            parameters = sum(header.tensor()[0] for _ in range(min(MAX_TENSORS, header.tensors)))
+    except (OSError, _Unreadable):
+        pass
+    return ModelDescription(found, parameters, template)
 
 
 class _Header:
@@ -104,16 +139,16 @@ class _Header:
         """Return the next number, of that struct format."""
         return struct.unpack(f"<{kind}", self._bytes(struct.calcsize(f"<{kind}")))[0]
 
-    def text(self) -> str | None:
+    def text(self, max_bytes: int = MAX_STRING_BYTES) -> str | None:
         """Return the next text; None for one that is too long, which is passed over."""
         length = int(self.number("Q"))
-        if length > MAX_STRING_BYTES:
+        if length > max_bytes:
             self._skip(length)
             return None
         return self._bytes(length).decode(errors="replace")
 
-    def tensor_end(self) -> int:
-        """Return the end of the next described tensor, in bytes from the beginning of all tensors."""
+    def tensor(self) -> tuple[int, int]:
+        """Return the values in the next described tensor, and its end, in bytes from the beginning of all."""
         self.text()
         dimensions = self.number("I")
         if dimensions > MAX_DIMENSIONS:
@@ -121,7 +156,7 @@ class _Header:
         values = math.prod(int(self.number("Q")) for _ in range(dimensions))
         kind, offset = self.number("I"), int(self.number("Q"))
         block_values, block_bytes = TENSOR_TYPES.get(kind, (1, 0))
-        return offset + values // block_values * block_bytes
+        return values, offset + values // block_values * block_bytes
 
     def value(self, kind: int, max_strings: int = MAX_ARRAY_LENGTH) -> Any:
         """Return the next value; None for one that is passed over, as an array of up to ``max_strings``."""

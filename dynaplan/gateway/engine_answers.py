@@ -261,7 +261,7 @@ def _read_error(good: bytes, text: bytes) -> Failure:
 
 _MARK = re.compile(
     rb"exceed_context_size_error|maximum context length is \d+ tokens|leaves no room|"
-    rb"longer than the model's context length"
+    rb"longer than the model's context length|exceeds the available context size"
 )
 
 

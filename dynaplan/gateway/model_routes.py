@@ -11,21 +11,22 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from msgspec.structs import replace
 
+from dynaplan.engines.model_facts import ModelFacts, model_path, read_facts
 from dynaplan.fleet.model_orders import change_order, load_order, unload_order
 from dynaplan.gateway import model_management, ollama_api
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.engine_passage import Completions, EnginePassage
-from dynaplan.gateway.error_forms import sentence_of
+from dynaplan.gateway.error_forms import message_of, sentence_of
 from dynaplan.gateway.http_messages import Answering, Request, Response, WholeBody
 from dynaplan.gateway.models import FrontendModel
 from dynaplan.gateway.ollama_api import OllamaModel, Translation
-from dynaplan.gateway.openai_api import ApiError, bad_request, parse_object
+from dynaplan.gateway.openai_api import CONTEXT_CODE, ApiError, bad_request, parse_object
 from dynaplan.gateway.request_bodies import MAX_INLINE_PARSE_BYTES, BodyShare
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.store.port import KeyValueStore
@@ -49,6 +50,7 @@ class ModelRoutes:
         self._completions = completions
         self._passage = EnginePassage(path, completions)
         self._created_s = int(time.time())
+        self._facts = FactsOfModels()
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/"): self._say_running,
             ("HEAD", "/"): self._say_running,
@@ -158,28 +160,30 @@ class ModelRoutes:
 
     async def _tags(self, request: Request) -> Response:
         self._check_key(request)
-        return Response.json(ollama_api.tags_document(self._ollama_models()))
+        listed = [each for each in self._models.all if not each.is_unlisted]
+        named = [(name, each) for each in listed for name in sorted(each.names)]
+        return Response.json(ollama_api.tags_document(await self._describe(named)))
 
     async def _ps(self, request: Request) -> Response:
         self._check_key(request)
         words = model_management.LLAMA_CPP_STATUS
         loaded = [each for each in self._models.all if words[each.status.state] in ("loaded", "loading")]
-        return Response.json(
-            ollama_api.ps_document(_described(name, each) for each in loaded for name in _own(each))
-        )
+        named = [(name, each) for each in loaded for name in _own(each)]
+        return Response.json(ollama_api.ps_document(await self._describe(named)))
 
     async def _show(self, request: Request) -> Response:
         document = await self._document(request)
         name = str(document.get("model") or document.get("name") or "")
-        return Response.json(ollama_api.show_document(_described(name, self._models.find(name))))
+        (described,) = await self._describe([(name, self._models.find(name))])
+        is_verbose = document.get("verbose") is True
+        return Response.json(ollama_api.show_document(described, is_verbose=is_verbose))
 
     async def _refuse_unsupported(self, request: Request) -> Response:
         path = next(each for each in ollama_api.UNSUPPORTED if request.path.startswith(each))
         return Response.json(ollama_api.error_document(ollama_api.UNSUPPORTED[path]), 501)
 
-    def _ollama_models(self) -> list[OllamaModel]:
-        listed = [each for each in self._models.all if not each.is_unlisted]
-        return [_described(name, each) for each in listed for name in sorted(each.names)]
+    async def _describe(self, named: Iterable[tuple[str, FrontendModel]]) -> list[OllamaModel]:
+        return [_described(name, each, await self._facts.of(each)) for name, each in named]
 
     async def _ollama(self, request: Request) -> Response | None:
         with self._path.bodies.body() as share:
@@ -197,6 +201,8 @@ class ModelRoutes:
             connection = OllamaConnection(
                 request.connection, asked, arrived_s, is_old=request.path == "/api/embeddings"
             )
+            if asked.is_truncated:
+                return connection.translated(await self._embed(request, asked, body))
             response = await self._completions(
                 replace(
                     request, path=asked.path, body=WholeBody(body), connection=cast(Answering, connection)
@@ -206,6 +212,17 @@ class ModelRoutes:
         finally:
             if model.queue and asked.keep_alive_s is not None:
                 model.queue.keep_alive(asked.keep_alive_s)
+
+    async def _embed(self, request: Request, asked: Translation, body: bytes) -> Response:
+        """Return the answer to a request for embeddings; texts are cut until the engine takes them."""
+        for cuts in range(ollama_api.MAX_CUTS + 1):
+            held = HeldAnswer()
+            own = replace(request, path=asked.path, body=WholeBody(body), connection=cast(Answering, held))
+            response = await self._completions(own) or held.response
+            if CONTEXT_CODE.encode() not in response.body or cuts == ollama_api.MAX_CUTS:
+                break
+            body = ollama_api.cut_texts(body, message_of(response.body))
+        return response
 
     # --------------------------------------------------------------------------------------------
 
@@ -262,18 +279,56 @@ def _own(model: FrontendModel) -> list[str]:
     return [model.name] if model.name else sorted(model.names)
 
 
-def _described(name: str, model: FrontendModel) -> OllamaModel:
+def _described(name: str, model: FrontendModel, facts: ModelFacts) -> OllamaModel:
     card = next(iter(model.cards), {})
     report = model.queue.report if model.queue else None
     context = card.get("context_tokens")
     leaves_unix_s = report.leaves_unix_s if report else 0.0
     return OllamaModel(
         name,
-        size_bytes=report.memory_bytes if report else 0,
-        vram_bytes=report.memory_bytes if report and report.gpus else 0,
+        facts,
+        loaded_bytes=report.memory_bytes if report else 0,
+        is_on_gpu=bool(report and report.gpus),
         context_tokens=context if isinstance(context, int) else 0,
         expires_unix_s=leaves_unix_s or math.inf,
     )
+
+
+class FactsOfModels:
+    """What is known of each model by its files, read once for as long as these stay as they are."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, ModelFacts]] = {}
+
+    async def of(self, model: FrontendModel) -> ModelFacts:
+        """Return the facts of a model; files are read in a thread."""
+        name = model.name or min(model.names, default="")
+        return await asyncio.to_thread(self._read, name, model.worker_options)
+
+    def _read(self, name: str, options: Mapping[str, Any]) -> ModelFacts:
+        path = model_path(options)
+        try:
+            changed_s = path.stat().st_mtime if path else 0.0
+        except OSError:
+            changed_s = 0.0
+        known = self._known.get(name)
+        if known is None or known[0] != changed_s:
+            self._known[name] = known = changed_s, read_facts(name, options)
+        return known[1]
+
+
+class HeldAnswer:
+    """The connection of a request whose answer, which is no stream, is not sent on as it is."""
+
+    response = Response.text("")
+
+    async def respond(self, request: Request, response: Response) -> None:
+        self.response = response
+
+    async def write(self, data: bytes) -> None:
+        raise NotImplementedError("its answer is no stream")
+
+    write_now = write
 
 
 class OllamaConnection:

@@ -50,6 +50,12 @@ class FrontendModel:
     filters: RequestFilters = NO_FILTERS
     upstream_name: str = ""
     is_unlisted: bool = False
+    component: str = ""
+
+    @property
+    def worker_options(self) -> Mapping[str, Any]:
+        """The options of its workers: the model's file among them."""
+        return self.settings.worker_options.get(self.component, {})
 
     @property
     def cards(self) -> list[Mapping[str, Any]]:
@@ -231,6 +237,7 @@ def on_demand_model(
         filters_of(own),
         own.upstream_name,
         own.unlisted,
+        model.component,
     )
 
 

@@ -6,8 +6,9 @@ arguments, in seconds, and become nanoseconds in answers.
 1. ``/api/chat`` is a chat completion. Images become parts of a message, arguments of tool calls become text,
    and a call gets an id, which Ollama's messages do not have.
 2. ``/api/generate`` is a chat completion of a system message and a prompt; with ``raw`` or a ``suffix`` a
-   completion.
-3. ``/api/embed`` and the older ``/api/embeddings`` are embeddings.
+   completion. Its ``context`` holds the messages so far, packed into numbers.
+3. ``/api/embed`` and the older ``/api/embeddings`` are embeddings; texts that are too long are cut, unless
+   ``truncate`` is false.
 4. An answer is a stream of JSON lines unless ``stream`` is false. The last line has counts and durations:
    ``load`` until a worker took the request, ``prompt_eval`` from then to the first token, ``eval`` to the
    end.
@@ -21,12 +22,14 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
+from dynaplan.engines.model_facts import ModelFacts
 from dynaplan.gateway.openai_api import ApiError, bad_request, nested_too_deep, parse_object
 from dynaplan.util.documents import shown
 
@@ -68,7 +71,8 @@ class Translation:
 
     ``path`` is empty for one that only loads or unloads the model. ``is_chat`` is whether the answer has
     messages, not texts. ``keep_alive_s`` is None where the request names none, 0 for at once, infinity for
-    ever.
+    ever. ``history`` are the texts of a conversation that goes on by ``context``, this request's the last.
+    ``is_truncated``: of a text that is too long the beginning is embedded.
     """
 
     model: str
@@ -77,6 +81,8 @@ class Translation:
     is_streamed: bool = True
     is_chat: bool = True
     keep_alive_s: float | None = None
+    history: tuple[Mapping[str, str], ...] = ()
+    is_truncated: bool = False
 
     @property
     def is_unload(self) -> bool:
@@ -120,9 +126,11 @@ def generate_request(document: Document) -> Translation:
             model, "/v1/completions", {**common, "prompt": prompt, **suffix}, streamed, False, keep_alive_s
         )
     system = [{"role": "system", "content": document["system"]}] if document.get("system") else []
+    begun = [*read_context(document.get("context")), *system]
     user = {"role": "user", "content": prompt, "images": document.get("images")}
-    body = {**common, "messages": _messages([*system, user])}
-    return Translation(model, "/v1/chat/completions", body, streamed, False, keep_alive_s)
+    body = {**common, "messages": _messages([*begun, user])}
+    history = (*begun, {"role": "user", "content": prompt})
+    return Translation(model, "/v1/chat/completions", body, streamed, False, keep_alive_s, history)
 
 
 def embed_request(document: Document) -> Translation:
@@ -134,7 +142,9 @@ def embed_request(document: Document) -> Translation:
     body: dict[str, Any] = {"model": model, "input": texts}
     if document.get("dimensions"):
         body["dimensions"] = document["dimensions"]
-    return Translation(model, "/v1/embeddings", body, False, False, _keep_alive(document))
+    is_truncated = document.get("truncate") is not False
+    keep_alive_s = _keep_alive(document)
+    return Translation(model, "/v1/embeddings", body, False, False, keep_alive_s, is_truncated=is_truncated)
 
 
 TRANSLATORS: Mapping[str, Callable[[Document], Translation]] = {
@@ -173,7 +183,8 @@ def _is_streamed(document: Document) -> bool:
 SAMPLING = frozenset(
     {
         *("temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop"),
-        *("presence_penalty", "frequency_penalty", "repeat_penalty"),
+        *("presence_penalty", "frequency_penalty", "repeat_penalty", "repeat_last_n"),
+        *("mirostat", "mirostat_eta", "mirostat_tau"),
     }
 )
 """Options of a request that have the same names in OpenAI's, or in engines beside it. What is decided when a
@@ -271,6 +282,55 @@ def _data_url(image: str) -> str:
     return f"data:image/{kind};base64,{image}"
 
 
+# 2. a conversation as numbers
+
+MAX_CONTEXT_BYTES = 1024 * 1024
+"""Bytes of a conversation that goes on by ``context``; one that is longer is not given to the client."""
+
+
+def write_context(history: Iterable[Mapping[str, str]]) -> list[int]:
+    """Return a conversation as the numbers of ``context``, which clients send back as they are.
+
+    Ollama's are token ids; these are the bytes of the messages, packed, so that any engine can go on.
+    """
+    text = json.dumps(list(history), ensure_ascii=False).encode()
+    return list(zlib.compress(text)) if len(text) <= MAX_CONTEXT_BYTES else []
+
+
+def read_context(numbers: Any) -> list[dict[str, str]]:
+    """Return the conversation of a ``context``; raises ApiError (400) for one that was not given here."""
+    if not numbers:
+        return []
+    try:
+        unpacked = zlib.decompressobj().decompress(bytes(numbers), MAX_CONTEXT_BYTES)
+        messages = json.loads(unpacked)
+        return [{"role": str(each["role"]), "content": str(each["content"])} for each in messages]
+    except (zlib.error, ValueError, TypeError, KeyError, RecursionError):
+        raise bad_request("context is not one that this service has given; leave it out") from None
+
+
+# 3. texts that are too long
+
+_TOKENS = re.compile(r"\d+")
+MAX_CUTS = 6
+"""Times that texts are cut at most until the engine takes them."""
+
+
+def cut_texts(body: bytes, fault: str) -> bytes:
+    """Return a request for embeddings whose longest texts are cut, by an engine's sentence about its limit.
+
+    That names two numbers of tokens, what was asked and what is possible; without them a half is cut.
+    """
+    document = json.loads(body)
+    asked = document["input"]
+    texts = [asked] if isinstance(asked, str) else list(asked)
+    numbers = [int(each) for each in _TOKENS.findall(fault) if int(each) > 1]
+    part = 0.95 * min(numbers) / max(numbers) if len(set(numbers)) > 1 else 0.5
+    longest = max((len(each) for each in texts if isinstance(each, str | list)), default=0)
+    cut = [each[: max(1, int(longest * part))] if isinstance(each, str | list) else each for each in texts]
+    return json.dumps({**document, "input": cut[0] if isinstance(asked, str) else cut}).encode()
+
+
 # 5. leases
 
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
@@ -359,6 +419,7 @@ class OllamaAnswer:
     prompt_tokens: int = 0
     output_tokens: int = 0
     finish_reason: str = "stop"
+    _texts: list[str] = field(default_factory=list)
     _calls: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def on_event(self, event: Document, now_s: float) -> bytes:
@@ -376,6 +437,7 @@ class OllamaAnswer:
             return b""
         if self.first_token_s is None:
             self.first_token_s = now_s
+        self._texts.append(text)
         return line({**self._head(now_s), **self._part(text, thinking), "done": False})
 
     def on_end(self, now_s: float) -> bytes:
@@ -398,6 +460,7 @@ class OllamaAnswer:
         text = message.get("content") or choice.get("text") or ""
         thinking = message.get("reasoning_content") or message.get("reasoning") or ""
         part = self._part(text, thinking)
+        self._texts.append(text)
         if (calls := self._tool_calls()) and self.asked.is_chat:
             part["message"]["tool_calls"] = calls
         return {**self._head(now_s), **part, **self._end(now_s)}
@@ -447,9 +510,12 @@ class OllamaAnswer:
 
     def _end(self, now_s: float) -> dict[str, Any]:
         first_s = now_s if self.first_token_s is None else self.first_token_s
+        history, answer = self.asked.history, {"role": "assistant", "content": "".join(self._texts)}
+        context = write_context([*history, answer]) if history else []
         return {
             "done": True,
             "done_reason": "length" if self.finish_reason == "length" else "stop",
+            **({"context": context} if context else {}),
             "total_duration": _ns(now_s - self.arrived_s),
             "load_duration": _ns(self.admitted_s - self.arrived_s),
             "prompt_eval_count": self.prompt_tokens,
@@ -484,33 +550,50 @@ def embeddings_of_one(answer: Document) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class OllamaModel:
-    """A model as far as it is known. Unknown fields are 0."""
+    """A model as far as it is known. ``loaded_bytes`` is the memory that it takes where it is loaded, 0 if
+    unknown, and ``context_tokens`` its context there."""
 
     name: str
-    size_bytes: int = 0
-    vram_bytes: int = 0
+    facts: ModelFacts
+    loaded_bytes: int = 0
+    is_on_gpu: bool = False
     context_tokens: int = 0
     expires_unix_s: float = inf
 
     def _entry(self) -> dict[str, Any]:
         name = self.name if ":" in self.name else f"{self.name}{LATEST}"
-        return {"name": name, "model": name, "size": self.size_bytes, "digest": ""}
+        return {"name": name, "model": name, "digest": self.facts.digest, "details": _details(self.facts)}
 
 
-_DETAILS: Document = {
-    "parent_model": "",
-    "format": "",
-    "family": "",
-    "families": [],
-    "parameter_size": "",
-    "quantization_level": "",
-}
-"""What Ollama knows of a model's file, and nobody here does."""
+def _details(facts: ModelFacts) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": facts.format,
+        "family": facts.family,
+        "families": [facts.family] if facts.family else [],
+        "parameter_size": _rounded(facts.parameters),
+        "quantization_level": facts.quantization,
+    }
+
+
+def _rounded(parameters: int) -> str:
+    """Return a number of parameters as Ollama writes it: ``8.0B``, ``134.52M``; empty for none."""
+    for size, unit, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
+        if parameters >= size:
+            return f"{parameters / size:.{digits}f}{unit}"
+    return str(parameters or "")
 
 
 def tags_document(models: Iterable[OllamaModel]) -> dict[str, Any]:
-    """Return the answer of ``/api/tags``: all models, loaded or not."""
-    entries = [{**each._entry(), "modified_at": timestamp(0.0), "details": _DETAILS} for each in models]
+    """Return the answer of ``/api/tags``: all models, loaded or not, with the sizes of their files."""
+    entries = [
+        {
+            **each._entry(),
+            "size": each.facts.size_bytes,
+            "modified_at": timestamp(each.facts.modified_unix_s),
+        }
+        for each in models
+    ]
     return {"models": entries}
 
 
@@ -520,31 +603,45 @@ NEVER_UNIX_S = 253_402_300_799.0
 
 
 def ps_document(models: Iterable[OllamaModel]) -> dict[str, Any]:
-    """Return the answer of ``/api/ps``: the loaded models, and when each leaves if nobody asks for it."""
-    entries = [
-        {
-            **each._entry(),
-            "details": _DETAILS,
-            "expires_at": NEVER if each.expires_unix_s >= NEVER_UNIX_S else timestamp(each.expires_unix_s),
-            "size_vram": each.vram_bytes,
-            "context_length": each.context_tokens,
-        }
-        for each in models
-    ]
+    """Return the answer of ``/api/ps``: the loaded models, and when each leaves if nobody asks for it.
+
+    A size is that in memory, and never less than the file's: what has been measured so far may be less.
+    """
+    entries = []
+    for each in models:
+        size = max(each.loaded_bytes, each.facts.size_bytes)
+        leaves = NEVER if each.expires_unix_s >= NEVER_UNIX_S else timestamp(each.expires_unix_s)
+        entries.append(
+            {
+                **each._entry(),
+                "size": size,
+                "size_vram": size if each.is_on_gpu else 0,
+                "expires_at": leaves,
+                "context_length": each.context_tokens,
+            }
+        )
     return {"models": entries}
 
 
-def show_document(model: OllamaModel) -> dict[str, Any]:
-    """Return the answer of ``/api/show``."""
-    info: dict[str, Any] = {"general.architecture": "unknown"}
+def show_document(model: OllamaModel, *, is_verbose: bool = False) -> dict[str, Any]:
+    """Return the answer of ``/api/show``: what the file's header says; lists only if ``is_verbose``."""
+    facts, family = model.facts, model.facts.family or "unknown"
+    info: dict[str, Any] = {"general.architecture": family}
     if model.context_tokens:
-        info["unknown.context_length"] = model.context_tokens
+        info[f"{family}.context_length"] = model.context_tokens
+    for name, value in facts.metadata.items():
+        is_told = isfinite(value) if isinstance(value, float) else is_verbose or not isinstance(value, tuple)
+        info[name] = value if is_told else None
+    if facts.parameters:
+        info["general.parameter_count"] = facts.parameters
     return {
-        "modelfile": "",
-        "parameters": "",
-        "template": "",
-        "details": _DETAILS,
+        "modelfile": f"FROM {model.name}\n",
+        "parameters": f"num_ctx                        {model.context_tokens}"
+        if model.context_tokens
+        else "",
+        "template": facts.chat_template,
+        "details": _details(facts),
         "model_info": info,
-        "capabilities": ["completion"],
-        "modified_at": timestamp(0.0),
+        "capabilities": list(facts.capabilities),
+        "modified_at": timestamp(facts.modified_unix_s),
     }

@@ -105,9 +105,14 @@ class FrontendRoutes:
         """Raise ApiError for what a web page may not send. Ours has a guard of its own, which is stricter."""
         if self._is_of_page(request.path):
             return
-        is_change = request.method not in READING or is_changed_by_get(request.path)
+        is_change = request.method not in READING or not self._only_reads(request.path)
         if refusal := self._browsers.refuse(request.headers, is_change=is_change):
             raise ApiError(refusal.status, refusal.message, kind="permission_error", code=refusal.code)
+
+    def _only_reads(self, path: str) -> bool:
+        """Tell whether a GET of that path changes nothing; of an engine's own path it may load a model."""
+        methods = self.paths.get(path, ("GET",) if path.startswith(f"{MODELS}/") else ())
+        return "GET" in methods and not is_changed_by_get(path)
 
     def _is_of_page(self, path: str) -> bool:
         return bool(self.page) and f"{path}/".startswith(f"{PAGE_PATH}/")

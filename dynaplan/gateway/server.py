@@ -144,7 +144,8 @@ class FrontendServer:
     def _new_models(self) -> FrontendModels:
         """Return the models that are loaded on request; without any the one of all workers."""
         settings, inputs = self._settings, self._inputs
-        only = FrontendModel("", settings, self._router, self.prefill)
+        component = settings.decode_component
+        only = FrontendModel("", settings, self._router, self.prefill, component=component)
         on_demand, discovery = on_demand_settings(settings), self._runtime.discovery
         return FrontendModels(
             [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from dynaplan.config.settings.fields import NO_EFFECT, WRITTEN, Settings, Texts, option
 from dynaplan.config.settings.models import ServedModel
@@ -135,8 +136,9 @@ PREFILL_COMPONENT = ComponentSettings.prefill_component
 class FrontendSettings(RoutingSettings, ComponentSettings):
     """Options of the Frontend.
 
-    ``max_waiting_requests`` bounds the requests that have not begun to answer. The last seven are no options
-    of this section, ``config/frontend.py`` finds them out: the models that are loaded on request; how prompts
+    ``max_waiting_requests`` bounds the requests that have not begun to answer. The last eight are no options
+    of this section, ``config/frontend.py`` finds them out: the models that are loaded on request, and the
+    options of the workers that answer, by component (``worker_options``); how prompts
     are placed, and those of each of several models that is disaggregated; the name that clients must use
     (``model``, empty: any that the workers have); the directory where several frontends add up their metrics
     (``shared_metrics``, None for one frontend); and the TTFT and ITL of the Planner's promise
@@ -216,6 +218,7 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     promised_ms: tuple[float, float] | None = None
     promised_ms_by_model: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     models: tuple[ServedModel, ...] = ()
+    worker_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(init=False, repr=False, eq=False)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from math import inf
 from typing import Any
 
@@ -8,17 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynaplan.engines.model_facts import ModelFacts
 from dynaplan.gateway.ollama_api import (
+    MAX_CONTEXT_BYTES,
     OllamaAnswer,
     OllamaModel,
     Translation,
     chat_request,
+    cut_texts,
     embed_request,
     embeddings_of_one,
     generate_request,
     keep_alive_s,
     load_answer,
     ps_document,
+    read_context,
     show_document,
     tags_document,
 )
@@ -387,49 +392,143 @@ def test_a_failure_in_a_stream_is_a_line_with_the_error() -> None:
     ]
 
 
+# Conversations, and texts that are too long
+
+
+def test_a_generation_goes_on_by_the_context_of_the_one_before() -> None:
+    own = answer(
+        generate_request({"model": "m", "system": "be short", "prompt": "I am Ada", "stream": False})
+    )
+    told = own.on_document({"choices": [{"message": {"content": "Hello"}}]}, 15.0)
+    assert all(isinstance(each, int) for each in told["context"])
+    following = generate_request({"model": "m", "prompt": "Who am I?", "context": told["context"]})
+    assert [(each["role"], each["content"]) for each in following.body["messages"]] == [
+        ("system", "be short"),
+        ("user", "I am Ada"),
+        ("assistant", "Hello"),
+        ("user", "Who am I?"),
+    ]
+
+
+def test_a_streamed_generation_ends_with_its_context_and_a_raw_one_has_none() -> None:
+    own = answer(generate_request({"model": "m", "prompt": "I am Ada"}))
+    own.on_event({"choices": [{"delta": {"content": "Hel"}}]}, 14.0)
+    own.on_event({"choices": [{"delta": {"content": "lo"}}]}, 15.0)
+    assert read_context(lines(own.on_end(16.0))[-1]["context"])[-1] == {
+        "role": "assistant",
+        "content": "Hello",
+    }
+    raw = answer(generate_request({"model": "m", "prompt": "x", "raw": True}))
+    assert "context" not in lines(raw.on_end(16.0))[-1]
+    assert "context" not in lines(answer().on_end(16.0))[-1]
+
+
+@pytest.mark.parametrize(
+    "numbers", [[1, 2, 3], [300], ["a"], "text", {"a": 1}, 5, -1, list(zlib.compress(b"[1]"))]
+)
+def test_a_context_of_another_service_is_refused(numbers: Any) -> None:
+    with pytest.raises(ApiError, match="context"):
+        generate_request({"model": "m", "prompt": "x", "context": numbers})
+
+
+def test_a_context_unpacks_to_a_bounded_length() -> None:
+    bomb = list(zlib.compress(b"[" + b" " * 10 * MAX_CONTEXT_BYTES + b"]"))
+    with pytest.raises(ApiError, match="context"):
+        generate_request({"model": "m", "prompt": "x", "context": bomb})
+
+
+@pytest.mark.parametrize(
+    ("fault", "kept"),
+    [("input (200 tokens) is too large to process (current batch size: 100)", 47), ("too long", 50)],
+)
+def test_of_texts_that_are_too_long_the_beginnings_are_embedded(fault: str, kept: int) -> None:
+    body = json.dumps({"model": "e", "input": ["a" * 100, "b"]}).encode()
+    assert json.loads(cut_texts(body, fault))["input"] == ["a" * kept, "b"]
+    one = json.loads(cut_texts(json.dumps({"input": "a" * 100}).encode(), fault))["input"]
+    assert one == "a" * kept
+
+
+def test_texts_are_cut_unless_the_request_says_no() -> None:
+    assert embed_request({"model": "e", "input": "a"}).is_truncated
+    assert not embed_request({"model": "e", "input": "a", "truncate": False}).is_truncated
+
+
 # Models
 
-MODEL = OllamaModel("qwen", 5, 4, 4096, 60.0)
+DIGEST = "6837a34793dda9ffaded49e51891874d3fbe447e852a7ca0df74e08cdada45bf"
+FACTS = ModelFacts(
+    DIGEST,
+    7,
+    60.0,
+    "gguf",
+    "qwen2",
+    134_515_008,
+    "Q4_K_M",
+    "{{ messages }}",
+    ("completion", "tools"),
+    {"qwen2.block_count": 30, "qwen2.heads": (8, 8), "qwen2.scale": inf},
+)
+MODEL = OllamaModel("qwen", FACTS, 4, True, 4096, 60.0)
 DETAILS = {
     "parent_model": "",
-    "format": "",
-    "family": "",
-    "families": [],
-    "parameter_size": "",
-    "quantization_level": "",
+    "format": "gguf",
+    "family": "qwen2",
+    "families": ["qwen2"],
+    "parameter_size": "134.52M",
+    "quantization_level": "Q4_K_M",
 }
 
 
-def test_models_are_listed_with_a_tag_and_what_is_known_of_them() -> None:
-    listed, bare = tags_document([MODEL, OllamaModel("a:1")])["models"]
+def test_models_are_listed_with_a_tag_and_what_their_files_tell() -> None:
+    listed, bare = tags_document([MODEL, OllamaModel("a:1", ModelFacts(DIGEST))])["models"]
     assert listed == {
         "name": "qwen:latest",
         "model": "qwen:latest",
-        "size": 5,
-        "digest": "",
-        "modified_at": "1970-01-01T00:00:00Z",
+        "size": 7,
+        "digest": DIGEST,
+        "modified_at": "1970-01-01T00:01:00Z",
         "details": DETAILS,
     }
-    assert bare["name"] == "a:1"
+    assert (bare["name"], bare["details"]["families"]) == ("a:1", [])
 
 
 def test_loaded_models_are_listed_with_the_moment_at_which_they_leave() -> None:
-    leaves, stays = ps_document([MODEL, OllamaModel("a")])["models"]
-    assert (leaves["expires_at"], leaves["size_vram"], leaves["context_length"]) == (
-        "1970-01-01T00:01:00Z",
-        4,
-        4096,
-    )
-    assert stays["expires_at"] == "9999-12-31T23:59:59Z"
+    leaves, stays = ps_document([MODEL, OllamaModel("a", FACTS, 9)])["models"]
+    assert (leaves["expires_at"], leaves["context_length"]) == ("1970-01-01T00:01:00Z", 4096)
+    assert (stays["expires_at"], stays["digest"]) == ("9999-12-31T23:59:59Z", DIGEST)
+
+
+def test_a_loaded_model_is_no_smaller_than_its_file_whatever_has_been_measured_yet() -> None:
+    on_gpu, on_cpu = ps_document([MODEL, OllamaModel("a", FACTS, 9)])["models"]
+    assert (on_gpu["size"], on_gpu["size_vram"]) == (7, 7)
+    assert (on_cpu["size"], on_cpu["size_vram"]) == (9, 0)
 
 
 def test_a_model_that_leaves_later_than_a_date_can_tell_never_leaves() -> None:
-    (told,) = ps_document([OllamaModel("a", expires_unix_s=1e12)])["models"]
+    (told,) = ps_document([OllamaModel("a", FACTS, expires_unix_s=1e12)])["models"]
     assert told["expires_at"] == "9999-12-31T23:59:59Z"
 
 
-def test_a_model_is_shown_with_its_context_and_capabilities() -> None:
+@pytest.mark.parametrize(
+    ("parameters", "told"), [(0, ""), (7, "7"), (22_713_216, "22.71M"), (8_030_261_312, "8.0B"), (5200, "5K")]
+)
+def test_a_number_of_parameters_is_written_as_ollama_writes_it(parameters: int, told: str) -> None:
+    shown = show_document(OllamaModel("a", ModelFacts(DIGEST, parameters=parameters)))
+    assert shown["details"]["parameter_size"] == told
+
+
+def test_a_model_is_shown_with_its_context_capabilities_and_the_keys_of_its_file() -> None:
     shown = show_document(MODEL)
-    assert shown["model_info"] == {"general.architecture": "unknown", "unknown.context_length": 4096}
-    assert (shown["capabilities"], shown["details"]) == (["completion"], DETAILS)
-    assert show_document(OllamaModel("a"))["model_info"] == {"general.architecture": "unknown"}
+    assert shown["model_info"] == {
+        "general.architecture": "qwen2",
+        "general.parameter_count": 134_515_008,
+        "qwen2.context_length": 4096,
+        "qwen2.block_count": 30,
+        "qwen2.heads": None,
+        "qwen2.scale": None,
+    }
+    assert (shown["capabilities"], shown["details"]) == (["completion", "tools"], DETAILS)
+    assert (shown["template"], shown["parameters"].split()) == ("{{ messages }}", ["num_ctx", "4096"])
+    assert show_document(MODEL, is_verbose=True)["model_info"]["qwen2.heads"] == (8, 8)
+    bare = show_document(OllamaModel("a", ModelFacts(DIGEST)))
+    assert bare["model_info"] == {"general.architecture": "unknown"}
