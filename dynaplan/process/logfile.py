@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from dynaplan.util.clock import Clock
@@ -30,6 +31,8 @@ class LogFile:
 
     def redirect(self) -> None:
         """Send everything that this process and its children print into the file from now on."""
+        global _own_log
+        _own_log = self
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -41,13 +44,18 @@ class LogFile:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)
 
-    def turn_over_if_full(self) -> None:
-        """Begin a new file if this one is full; a full disk or a removed directory is only logged."""
+    def turn_over_if_full(self) -> bool:
+        """Begin a new file if this one is full; a full disk or a removed directory is only logged.
+
+        Returns whether it was full.
+        """
         try:
-            if os.fstat(2).st_size >= self._largest_bytes:
-                self._turn_over()
+            if os.fstat(2).st_size < self._largest_bytes:
+                return False
+            self._turn_over()
         except OSError as error:
             logging.getLogger(__name__).warning("the log cannot be turned over: %s", error)
+        return True
 
     async def watch(self, clock: Clock) -> None:
         """Check every few seconds, for ever."""
@@ -66,6 +74,19 @@ class LogFile:
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")
+
+
+_own_log: LogFile | None = None
+
+
+def write_bounded(text: bytes) -> bool:
+    """Write what another program prints into this process's log, which stays as large as it may be.
+
+    Returns whether that took a new file. A full disk raises nothing.
+    """
+    with suppress(OSError):
+        os.write(2, text)
+    return _own_log is not None and _own_log.turn_over_if_full()
 
 
 def configure_logging() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dynaplan.engines.server.client import ServerClient
 from dynaplan.process.kernel import TRACKERS_TIMEOUT_S
+from dynaplan.process.logfile import write_bounded
 from dynaplan.process.process_table import (
     command_under,
     descendants_of,
@@ -42,6 +43,9 @@ MAX_LAST_LINES = 30
 
 MAX_LINE_BYTES = 65536
 """A line without an end is passed on when it is longer than this."""
+
+MAX_READS = 16
+"""Reads of an engine's output, of 64 KiB each, before others have their turn; more than a pipe holds."""
 
 KILL_POLL_S = 0.02
 """Seconds between two checks whether a killed group is gone."""
@@ -91,6 +95,7 @@ class EngineChild:
         self._hidden = hidden
         self._lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
         self._partial_line = b""
+        self._prints_much = False
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int] = self._loop.create_future()
         self._loop.add_reader(pidfd, self._on_exit)
@@ -261,8 +266,10 @@ class EngineChild:
             self._exit.set_result(status if is_exit else -status)
 
     def _forward_output(self) -> None:
-        """Move its output so far into the log and into the last lines."""
-        while self._output >= 0:
+        """Move its output so far, or a part of much, into the log and into the last lines."""
+        for _ in range(MAX_READS):
+            if self._output < 0:
+                return
             try:
                 data = os.read(self._output, 65536)
             except BlockingIOError:
@@ -278,8 +285,9 @@ class EngineChild:
         """Write the output up to ``end`` to the log: whole lines, so that no secret comes in two parts."""
         text, self._partial_line = self._masked(self._partial_line[:end]), self._partial_line[end:]
         self._lines.extend(text.decode(errors="replace").splitlines())
-        with suppress(OSError):  # a full disk must not end the worker
-            os.write(2, text)
+        if write_bounded(text) and not self._prints_much:
+            self._prints_much = True
+            log.warning("the engine prints much: only the newest part of its log is kept")
 
     def _masked(self, text: bytes) -> bytes:
         return text.replace(self._hidden, MASK.encode()) if self._hidden else text

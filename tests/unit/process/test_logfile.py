@@ -36,6 +36,16 @@ log.turn_over_if_full()
 print("after it was deleted")
 """
 
+FLOOD = """
+import sys
+from pathlib import Path
+from dynaplan.process.logfile import LogFile, write_bounded
+
+LogFile(Path(sys.argv[1]), largest_bytes=int(sys.argv[2])).redirect()
+for number in range(10_000):
+    write_bounded(f"line {number} {'x' * 60}\\n".encode())
+"""
+
 WITHOUT_DESCRIPTORS = """
 import resource, sys
 from pathlib import Path
@@ -75,6 +85,15 @@ def test_a_full_file_is_turned_over_and_three_old_ones_are_kept(tmp_path: Path) 
     assert sorted(os.listdir(tmp_path)) == ["worker.log", "worker.log.1", "worker.log.2", "worker.log.3"]
     assert "printed 5" in (tmp_path / "worker.log.1").read_text()
     assert "printed 3" in (tmp_path / "worker.log.3").read_text()
+
+
+def test_what_another_program_prints_in_one_go_does_not_fill_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    run(path, largest_bytes=10_000, script=FLOOD)
+    sizes = {each: (tmp_path / each).stat().st_size for each in os.listdir(tmp_path)}
+    assert sizes.keys() == {"worker.log", "worker.log.1", "worker.log.2", "worker.log.3"}
+    assert max(sizes.values()) < 11_000
+    assert "line 9999 " in path.read_text() + (tmp_path / "worker.log.1").read_text()
 
 
 def test_a_deleted_log_is_made_again(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import pytest
@@ -46,6 +47,32 @@ def test_masking_everything_keeps_the_structure_and_the_keys(value: Any, masked:
 )
 def test_only_the_secrets_of_a_document_are_masked(value: Any, masked: Any) -> None:
     assert mask_secrets(value) == masked
+
+
+@pytest.mark.parametrize(
+    ("command", "masked"),
+    [
+        (
+            "docker run -e HF_HOME=/x -e CUDA_VISIBLE_DEVICES=1 --env=A=b -e C image --token s -p '${PORT}'",
+            "docker run -e 'HF_HOME=***' -e CUDA_VISIBLE_DEVICES=1 '--env=A=***' -e C image --token '***' "
+            "-p '${PORT}'",
+        ),
+        ("HF_TOKEN=a LLAMA_ARG_CTX_SIZE=5 serve", "'HF_TOKEN=***' LLAMA_ARG_CTX_SIZE=5 serve"),
+        ("llama-server -hft a -e -m b", "llama-server -hft '***' -e -m b"),
+        (
+            "bash -c 'export API_KEY=a; serve --api-key b'",
+            shlex.join(["bash", "-c", "export 'API_KEY=***' serve --api-key '***'"]),
+        ),
+        ("serve --port ${PORT} # the 'first", "serve --port ${PORT} # the 'first"),
+        ("serve   --max-tokens 5", "serve   --max-tokens 5"),
+    ],
+)
+def test_secrets_of_a_command_are_masked_and_its_other_words_stay(command: str, masked: str) -> None:
+    assert mask_secrets({"command": command, "stop-command": command}) == {
+        "command": masked,
+        "stop-command": masked,
+    }
+    assert mask_secrets({"about": command}) == {"about": command}
 
 
 KV_EVENTS = '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","topic":"kv@prefill"}'
