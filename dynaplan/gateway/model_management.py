@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from dynaplan.models.model import ModelState, ModelStatus
 
@@ -46,8 +46,10 @@ def status_document(status: ModelStatus) -> dict[str, Any]:
     return document
 
 
-def model_entry(status: ModelStatus, aliases: Iterable[str], created_unix_s: int) -> dict[str, Any]:
-    """Return a model's entry in ``/models`` and ``/v1/models``."""
+def model_entry(
+    status: ModelStatus, aliases: Iterable[str], created_unix_s: int, shown: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a model's entry in ``/models``; ``shown`` is what its owner says of it."""
     return {
         "id": status.name,
         "object": "model",
@@ -55,26 +57,35 @@ def model_entry(status: ModelStatus, aliases: Iterable[str], created_unix_s: int
         "owned_by": "dynaplan",
         "aliases": sorted(aliases),
         "status": status_document(status),
+        **shown,
     }
 
 
-def running_document(models: Iterable[tuple[ModelStatus, float]]) -> dict[str, Any]:
-    """Return llama-swap's ``/running``: each model that has a worker, with its ttl in seconds.
+class RunningModel(NamedTuple):
+    """A model as llama-swap's ``/running`` tells of it; ``url`` is that of its server, empty for others."""
 
-    The address of a worker (``proxy``) is not told: it takes requests of frontends only; nor is its command.
-    """
+    status: ModelStatus
+    command: str
+    url: str
+    ttl_s: float
+    name: str
+    description: str
+
+
+def running_document(models: Iterable[RunningModel]) -> dict[str, Any]:
+    """Return llama-swap's ``/running``: each model that has a worker, with its ttl in seconds."""
     running = [
         {
-            "model": status.name,
-            "state": LLAMA_SWAP_STATE[status.state],
-            "cmd": "",
-            "proxy": "",
-            "ttl": round(ttl_s),
-            "name": "",
-            "description": "",
+            "model": each.status.name,
+            "state": LLAMA_SWAP_STATE[each.status.state],
+            "cmd": each.command,
+            "proxy": each.url,
+            "ttl": round(each.ttl_s),
+            "name": each.name,
+            "description": each.description,
         }
-        for status, ttl_s in models
-        if status.state in LLAMA_SWAP_STATE
+        for each in models
+        if each.status.state in LLAMA_SWAP_STATE
     ]
     return {"running": running}
 

@@ -18,12 +18,14 @@ from msgspec.structs import replace
 
 from dynaplan.engines.model_facts import ModelFacts, model_path, read_facts
 from dynaplan.fleet.model_orders import change_order, load_order, unload_order
-from dynaplan.gateway import model_management, ollama_api
+from dynaplan.gateway import llama_swap_api, model_management, ollama_api
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.engine_passage import Completions, EnginePassage
 from dynaplan.gateway.error_forms import message_of, sentence_of
 from dynaplan.gateway.http_messages import Answering, Request, Response, WholeBody
+from dynaplan.gateway.llama_swap_api import LlamaSwapApi
+from dynaplan.gateway.model_management import RunningModel
 from dynaplan.gateway.models import FrontendModel
 from dynaplan.gateway.ollama_api import OllamaModel, Translation
 from dynaplan.gateway.openai_api import CONTEXT_CODE, ApiError, bad_request, parse_object
@@ -41,13 +43,19 @@ class ModelRoutes:
     """Answers the paths about models. ``completions`` answers OpenAI's paths."""
 
     def __init__(
-        self, path: RequestPath, store: KeyValueStore, namespace: str, completions: Completions
+        self,
+        path: RequestPath,
+        store: KeyValueStore,
+        namespace: str,
+        completions: Completions,
+        swap: LlamaSwapApi,
     ) -> None:
         self._models = models = path.models
         self._path = path
         self._store = store
         self._namespace = namespace
         self._completions = completions
+        self._swap = swap
         self._passage = EnginePassage(path, completions)
         self._created_s = int(time.time())
         self._facts = FactsOfModels()
@@ -68,7 +76,12 @@ class ModelRoutes:
                 ("POST", "/models/unload"): self._unload,
                 ("GET", "/running"): self._running,
                 ("GET", "/unload"): self._unload_all,
-                ("POST", "/api/models/unload"): self._unload_all,
+                ("POST", "/api/models/unload"): self._unload_by_api,
+                ("GET", "/upstream"): self._lead_to_page,
+                ("GET", "/logs"): self._with_key(self._swap.logs),
+                ("GET", "/logs/stream"): self._with_key(self._stream_logs),
+                ("GET", "/api/events"): self._with_key(self._swap.events),
+                ("GET", "/api/metrics"): self._with_key(self._swap.metrics),
             }
 
     @property
@@ -79,6 +92,7 @@ class ModelRoutes:
             found[path] = found.get(path, frozenset()) | {method}
         found |= dict.fromkeys(ollama_api.UNSUPPORTED, frozenset(["POST"]))
         if self._models.are_on_demand:
+            found[f"{_LOGS}*"] = frozenset(["GET"])
             found |= {f"{_UNLOAD}*": frozenset(["POST"]), f"{_UPSTREAM}*": frozenset(["GET", "POST"])}
         return found
 
@@ -93,6 +107,8 @@ class ModelRoutes:
             return self._unload_one
         if self._models.are_on_demand and request.path.startswith(_UPSTREAM):
             return self._upstream
+        if self._models.are_on_demand and request.method == "GET" and request.path.startswith(_LOGS):
+            return self._with_key(self._stream_logs)
         return None
 
     # -- llama.cpp and llama-swap ----------------------------------------------------------------
@@ -100,7 +116,7 @@ class ModelRoutes:
     async def _list(self, request: Request) -> Response:
         self._check_key(request)
         data = [
-            model_management.model_entry(each.status, each.aliases, self._created_s)
+            model_management.model_entry(each.status, each.aliases, self._created_s, each.shown())
             for each in self._models.all
             if not each.is_unlisted
         ]
@@ -108,8 +124,7 @@ class ModelRoutes:
 
     async def _running(self, request: Request) -> Response:
         self._check_key(request)
-        models = ((each.status, _ttl_s(each)) for each in self._models.all)
-        return Response.json(model_management.running_document(models))
+        return Response.json(model_management.running_document(map(_running, self._models.all)))
 
     async def _load(self, request: Request) -> Response:
         model = self._models.find(str((await self._document(request)).get("model") or ""))
@@ -128,6 +143,10 @@ class ModelRoutes:
                 await self._put_away(model)
         return Response.text("OK")
 
+    async def _unload_by_api(self, request: Request) -> Response:
+        await self._unload_all(request)
+        return Response.json({"msg": "ok"})
+
     async def _unload_one(self, request: Request) -> Response:
         self._check_key(request)
         await self._put_away(self._models.find(request.path.removeprefix(_UNLOAD)))
@@ -135,6 +154,21 @@ class ModelRoutes:
 
     async def _upstream(self, request: Request) -> Response | None:
         return await self._passage.answer_upstream(request, _UPSTREAM)
+
+    async def _lead_to_page(self, request: Request) -> Response:
+        return Response(302, {"Location": llama_swap_api.PAGE}, b"")
+
+    async def _stream_logs(self, request: Request) -> None:
+        await self._swap.stream_logs(request, request.path.removeprefix(_LOGS.rstrip("/")).strip("/"))
+
+    def _with_key(self, handler: Handler) -> Handler:
+        """Return the handler as one that asks for the key first."""
+
+        async def answer(request: Request) -> Response | None:
+            self._check_key(request)
+            return await handler(request)
+
+        return answer
 
     async def _events(self, request: Request) -> None:
         """Send an event for each change of a model's state, until the client leaves."""
@@ -260,6 +294,7 @@ class ModelRoutes:
 
 _UNLOAD = "/api/models/unload/"
 _UPSTREAM = "/upstream/"
+_LOGS = "/logs/stream/"
 
 
 def is_changed_by_get(path: str) -> bool:
@@ -273,6 +308,13 @@ def _is_pinned(model: FrontendModel) -> bool:
 
 def _ttl_s(model: FrontendModel) -> float:
     return model.queue.settings.ttl_s if model.queue else 0.0
+
+
+def _running(model: FrontendModel) -> RunningModel:
+    url = next((each.engine_url for each in model.router.instances), "")
+    return RunningModel(
+        model.status, model.command, url, _ttl_s(model), model.display_name, model.description
+    )
 
 
 def _own(model: FrontendModel) -> list[str]:

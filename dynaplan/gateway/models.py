@@ -7,8 +7,9 @@ several; each is loaded on request, and has a queue of the requests that wait fo
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import structs
@@ -29,6 +30,7 @@ from dynaplan.models.model import ModelState, ModelStatus
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import nearest
+from dynaplan.util.masking import mask_secrets
 from dynaplan.worker.routers import EVERY_COMPONENT
 
 NO_FILTERS = RequestFilters()
@@ -51,6 +53,15 @@ class FrontendModel:
     upstream_name: str = ""
     is_unlisted: bool = False
     component: str = ""
+    display_name: str = ""
+    description: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """What starts its server, where its owner wrote that, without its secrets."""
+        command = self.worker_options.get("command") or ""
+        return str(mask_secrets(shlex.join(map(str, command)) if isinstance(command, list) else command))
 
     @property
     def worker_options(self) -> Mapping[str, Any]:
@@ -70,6 +81,12 @@ class FrontendModel:
         if self.queue is None:
             names |= {str(card.get("model") or "") for card in cards} | {self.settings.model}
         return (names | {self.name, *self.aliases}) - {""}
+
+    def shown(self) -> dict[str, Any]:
+        """Return what its owner says of it to clients, as llama-swap lists it: only what is said."""
+        meta = {"llamaswap": dict(self.metadata)} if self.metadata else {}
+        said = {"name": self.display_name, "description": self.description, "meta": meta}
+        return {name: value for name, value in said.items() if value}
 
     @property
     def status(self) -> ModelStatus:
@@ -180,6 +197,7 @@ class FrontendModels:
                 "created": created_s,
                 "owned_by": "dynaplan",
                 **({"status": {"value": LLAMA_CPP_STATUS[each.status.state]}} if each.queue else {}),
+                **each.shown(),
             }
             for name, each in sorted(
                 ((name, each) for each in shown for name in each.names), key=lambda found: found[0]
@@ -238,6 +256,9 @@ def on_demand_model(
         own.upstream_name,
         own.unlisted,
         model.component,
+        own.display_name,
+        own.description,
+        own.metadata or {},
     )
 
 

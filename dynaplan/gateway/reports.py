@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct
@@ -19,6 +21,9 @@ from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.util.log_lines import FIELDS
 
 access_log = logging.getLogger("dynaplan.access")
+
+MAX_RECENT = 1000
+"""Requests that are kept, as many as llama-swap's ``metricsMaxInMemory``."""
 
 CANCELLED = "cancelled"
 """The ``error_type`` of a request whose client has left."""
@@ -51,6 +56,12 @@ class Reports:
         self.metrics = metrics
         self.recording = recording
         self.logs_requests = logs_requests
+        self.recent: deque[Mapping[str, Any]] | None = None
+        self.requests = 0
+
+    def keep_recent(self) -> None:
+        """Keep the last requests that ended, as llama-swap's clients read them."""
+        self.recent = deque(maxlen=MAX_RECENT)
 
     def refuse(self, client: Client, endpoint: ApiPath, error_type: str, model: str) -> None:
         """Report a request that was answered with an error before it was accepted."""
@@ -78,14 +89,17 @@ class RequestReport:
         if ending.error_type == CANCELLED:
             reports.metrics.count_disconnect()
         record.finish(ending.error_type, ending.prompt_tokens, usage)
-        if not (reports.logs_requests or reports.recording):
-            return
         prompt = ending.prompt_tokens if usage.input_tokens is None else usage.input_tokens
         answer = record.output_tokens if usage.output_tokens is None else usage.output_tokens
         if reports.recording and self._call.endpoint.streams and (answer or not ending.error_type):
             reports.recording.add(record.begun_s, prompt, answer, ending.blocks)
+        if not (reports.logs_requests or reports.recent is not None):
+            return
+        fields = self._fields(ending, prompt, answer)
+        if reports.recent is not None:
+            reports.recent.append(_recent(reports.requests, fields, usage))
+            reports.requests += 1
         if reports.logs_requests:
-            fields = self._fields(ending, prompt, answer)
             access_log.info("%s", format_fields(fields), extra={FIELDS: fields})
 
     def _fields(self, ending: Ending, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
@@ -101,6 +115,25 @@ class RequestReport:
             "ttft_ms": None if ttft_s is None else round(1000 * ttft_s, 1),
             "duration_ms": round(1000 * duration_s, 1),
         }
+
+
+def _recent(number: int, fields: Mapping[str, Any], usage: Usage) -> Mapping[str, Any]:
+    """Return a request as llama-swap lists it. Speeds are in tokens a second, -1 where they are not known."""
+    ttft_ms, duration_ms = fields["ttft_ms"], fields["duration_ms"]
+    decode_ms = duration_ms - (ttft_ms or 0.0)
+    prompt, answer = fields["input_tokens"], fields["output_tokens"]
+    return {
+        "id": number,
+        "timestamp": datetime.now(UTC).isoformat(),
+        "model": fields["model"],
+        "cache_tokens": -1 if usage.cached_tokens is None else usage.cached_tokens,
+        "input_tokens": prompt,
+        "output_tokens": answer,
+        "prompt_per_second": round(1000 * prompt / ttft_ms, 2) if ttft_ms else -1,
+        "tokens_per_second": round(1000 * answer / decode_ms, 2) if answer and decode_ms > 0 else -1,
+        "duration_ms": round(duration_ms),
+        "has_capture": False,
+    }
 
 
 def format_fields(fields: Mapping[str, Any]) -> str:

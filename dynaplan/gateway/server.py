@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from dynaplan.gateway.client_connection import Handler, HttpServer
 from dynaplan.gateway.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
+from dynaplan.gateway.llama_swap_api import LlamaSwapApi
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.model_queue import DemandPublisher
 from dynaplan.gateway.model_routes import ModelRoutes
@@ -175,7 +177,11 @@ class FrontendServer:
 
     def _new_model_routes(self) -> ModelRoutes:
         runtime = self._runtime
-        return ModelRoutes(self._path, runtime.store, runtime.namespace, self._routes.handle)
+        log_dir = os.environ.get("DYNAPLAN_LOG_DIR")
+        swap = LlamaSwapApi(self._path, runtime.namespace, Path(log_dir) if log_dir else None)
+        if self._path.models.are_on_demand:
+            self._path.reports.keep_recent()
+        return ModelRoutes(self._path, runtime.store, runtime.namespace, self._routes.handle, swap)
 
     def _new_path(self) -> RequestPath:
         settings = self._settings

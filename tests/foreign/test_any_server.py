@@ -6,7 +6,7 @@ import json
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import pytest
 
 from dynaplan.util.sockets import free_port
 from tests.e2e.deployment import Deployment
+from tests.fakes.polling import wait_until
 
 SERVER = f"{sys.executable} {Path(__file__).parent / 'tools' / 'any_server.py'}"
 
@@ -173,3 +174,64 @@ def test_a_fixed_port_with_a_path_and_a_program_without_a_check_are_reached(clie
     assert client.chat("whole", stream=False, model="based").status == 200
     assert client.ask("/upstream/based/props").document["path"] == "/api/props"
     assert client.chat("whole", stream=False, model="unchecked").status == 200
+
+
+def test_a_model_is_shown_as_llama_swap_shows_it(client: Client) -> None:
+    for path in ("/v1/models", "/models"):
+        listed = {each["id"]: each for each in client.ask(path).document["data"]}
+        any_ = listed["any"]
+        assert (any_["name"], any_["description"]) == ("Any server", "of nobody")
+        assert any_["meta"] == {"llamaswap": {"size": 3}}
+        assert not {"name", "description", "meta"} & listed["based"].keys()
+    running = {each["model"]: each for each in client.ask("/running").document["running"]}
+    shown = running["any"]
+    assert (shown["state"], shown["name"], shown["ttl"]) == ("ready", "Any server", 60)
+    assert "any_server.py --port '${PORT}'" in shown["cmd"]
+    assert urllib.request.urlopen(f"{shown['proxy']}/health").status == 200
+    assert running["based"]["proxy"].endswith("/api")
+
+
+def first_lines(client: Client, path: str, until: Callable[[bytes], bool]) -> bytes:
+    """Read a stream that never ends until there is what is looked for."""
+    text = b""
+    with urllib.request.urlopen(client.deployment.url + path, timeout=60) as stream:
+        while not until(text):
+            text += stream.read1()
+    return text
+
+
+def test_logs_are_read_and_followed_by_the_names_that_llama_swap_has(client: Client) -> None:
+    assert b"dynaplan" in client.ask("/logs").body
+    assert client.ask("/logs", Accept="text/html").headers["Location"] == "/ui/"
+    for path in ("/logs/stream/upstream", "/logs/stream/any"):
+        assert first_lines(client, path, lambda text: b"any server:" in text)
+    assert first_lines(client, "/logs/stream", lambda text: b"\n" in text)
+    assert client.ask("/logs/stream/none").status == 404
+    url = f"{client.deployment.url}/logs/stream/any?no-history"
+    with urllib.request.urlopen(url, timeout=60) as stream:
+        client.ask("/upstream/any/a-mark")
+        text = b""
+        while b"a-mark" not in text:
+            text += stream.read1()
+    assert b"/v1/chat/completions" not in text
+
+
+def test_events_tell_of_models_logs_and_requests(client: Client) -> None:
+    client.chat("whole", stream=False)
+    text = first_lines(
+        client, "/api/events", lambda text: b'"type": "metrics"' in text and text.endswith(b"\n\n")
+    )
+    events = [json.loads(each.partition(b"data:")[2]) for each in text.split(b"\n\n") if each]
+    told = {each["type"]: json.loads(each["data"]) for each in events}
+    assert told.keys() == {"modelStatus", "logData", "inflight", "metrics"}
+    states = {each["id"]: each["state"] for each in told["modelStatus"]}
+    assert states["any"] == "ready"
+    assert told["metrics"][-1]["model"] == "any"
+    assert told["metrics"] == client.ask("/api/metrics").document
+
+
+def test_unloading_by_the_api_says_so(client: Client) -> None:
+    """The last test of this file: it takes the models away."""
+    assert client.ask("/api/models/unload/based", {}).body == b"OK"
+    assert client.ask("/api/models/unload", {}).document == {"msg": "ok"}
+    wait_until(lambda: client.ask("/running").document["running"] == [])

@@ -20,6 +20,8 @@ DECISIONS: Mapping[str, str] = {
     **dict.fromkeys(("/", "/health", "/live", "/metrics", "/metrics/all", "/metrics/history"), FREE),
     **dict.fromkeys(("/v1/models", "/models", "/models/sse", "/running"), FREE),
     **dict.fromkeys(("/api/version", "/api/tags", "/api/ps"), FREE),
+    **dict.fromkeys(("/upstream", "/logs", "/logs/stream", "/logs/stream/*"), FREE),
+    **dict.fromkeys(("/api/events", "/api/metrics"), FREE),
     **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/responses"), CHANGES),
     **dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), CHANGES),
     **dict.fromkeys(("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank"), CHANGES),

@@ -4,6 +4,7 @@ import json
 
 from dynaplan.gateway.model_management import (
     LLAMA_CPP_STATUS,
+    RunningModel,
     change_events,
     model_entry,
     running_document,
@@ -23,18 +24,22 @@ def test_a_failed_model_says_why() -> None:
 
 
 def test_a_model_is_listed_with_its_status_and_aliases() -> None:
-    assert model_entry(ModelStatus("a", ModelState.LOADING), ["c", "b"], 7) == {
+    assert model_entry(ModelStatus("a", ModelState.LOADING), ["c", "b"], 7, {"name": "A"}) == {
         "id": "a",
         "object": "model",
         "created": 7,
         "owned_by": "dynaplan",
         "aliases": ["b", "c"],
         "status": {"value": "loading"},
+        "name": "A",
     }
 
 
 def test_running_models_are_those_with_a_worker_in_llama_swaps_words() -> None:
-    states = [(ModelStatus(state.value, state), 60.0) for state in ModelState]
+    states = [
+        RunningModel(ModelStatus(state.value, state), "serve", "http://here", 60.0, "A", "a model")
+        for state in ModelState
+    ]
     running = running_document(states)["running"]
     assert {each["model"]: each["state"] for each in running} == {
         "loading": "starting",
@@ -42,7 +47,15 @@ def test_running_models_are_those_with_a_worker_in_llama_swaps_words() -> None:
         "draining": "stopping",
         "asleep": "stopped",
     }
-    assert running[0].keys() == {"model", "state", "cmd", "proxy", "ttl", "name", "description"}
+    assert running[0] == {
+        "model": "loading",
+        "state": "starting",
+        "cmd": "serve",
+        "proxy": "http://here",
+        "ttl": 60,
+        "name": "A",
+        "description": "a model",
+    }
 
 
 def test_a_change_of_a_model_is_an_event() -> None:
