@@ -46,7 +46,7 @@ from dynaplan.graph.loading import Graph
 from dynaplan.graph.model import GraphSpec, ServiceSpec, section_name
 from dynaplan.graph.service import Service
 from dynaplan.util.errors import ConfigError, Faults, GraphError, all_faults, nearest
-from dynaplan.util.masking import mask_secrets
+from dynaplan.util.masking import mask_config
 
 DEPLOYMENT_CONFIG_VARIABLE = "DYN_DEPLOYMENT_CONFIG"
 """The environment variable with YAML or JSON text that replaces the file."""
@@ -97,12 +97,12 @@ def dry_run_text(config: Mapping[str, Any]) -> str:
 
     Secrets in it are masked.
     """
-    return f"Service Configuration:\n{json.dumps(mask_secrets(config), indent=2, ensure_ascii=False)}"
+    return f"Service Configuration:\n{json.dumps(mask_config(config), indent=2, ensure_ascii=False)}"
 
 
 def environment_text(config: Mapping[str, Any]) -> str:
     """Return the text of ``--show-env``: the variable with the whole configuration, secrets masked."""
-    value = json.dumps(mask_secrets(config), ensure_ascii=False)
+    value = json.dumps(mask_config(config), ensure_ascii=False)
     return f"Environment Variable that would be set:\n{CONFIG_VARIABLE}={value}"
 
 

@@ -79,14 +79,15 @@ class LogFile:
 _own_log: LogFile | None = None
 
 
-def write_bounded(text: bytes) -> bool:
+def write_bounded(text: bytes) -> None:
     """Write what another program prints into this process's log, which stays as large as it may be.
 
-    Returns whether that took a new file. A full disk raises nothing.
+    Each new file begins with a line that says so. A full disk raises nothing.
     """
     with suppress(OSError):
         os.write(2, text)
-    return _own_log is not None and _own_log.turn_over_if_full()
+    if _own_log is not None and _own_log.turn_over_if_full():
+        logging.getLogger(__name__).warning("the log was full: it goes on here, and %d before it stay", KEPT)
 
 
 def configure_logging() -> None:

@@ -43,6 +43,16 @@ def mask_all(value: Any) -> Any:
     return MASK
 
 
+def mask_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without its secrets: its services and models may be called as they like."""
+    return {
+        name: {model: mask_secrets(entry) for model, entry in section.items()}
+        if name == "Models" and isinstance(section, Mapping)
+        else mask_secrets(section)
+        for name, section in config.items()
+    }
+
+
 def mask_secrets(value: Any) -> Any:
     """Return a JSON value without its secrets.
 

@@ -95,7 +95,6 @@ class EngineChild:
         self._hidden = hidden
         self._lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
         self._partial_line = b""
-        self._prints_much = False
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int] = self._loop.create_future()
         self._loop.add_reader(pidfd, self._on_exit)
@@ -285,9 +284,7 @@ class EngineChild:
         """Write the output up to ``end`` to the log: whole lines, so that no secret comes in two parts."""
         text, self._partial_line = self._masked(self._partial_line[:end]), self._partial_line[end:]
         self._lines.extend(text.decode(errors="replace").splitlines())
-        if write_bounded(text) and not self._prints_much:
-            self._prints_much = True
-            log.warning("the engine prints much: only the newest part of its log is kept")
+        write_bounded(text)
 
     def _masked(self, text: bytes) -> bytes:
         return text.replace(self._hidden, MASK.encode()) if self._hidden else text

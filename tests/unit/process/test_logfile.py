@@ -94,6 +94,7 @@ def test_what_another_program_prints_in_one_go_does_not_fill_the_disk(tmp_path: 
     assert sizes.keys() == {"worker.log", "worker.log.1", "worker.log.2", "worker.log.3"}
     assert max(sizes.values()) < 11_000
     assert "line 9999 " in path.read_text() + (tmp_path / "worker.log.1").read_text()
+    assert "the log was full" in (tmp_path / "worker.log.1").read_text()
 
 
 def test_a_deleted_log_is_made_again(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.util.masking import MASK, looks_secret, mask_all, mask_secrets
+from dynaplan.util.masking import MASK, looks_secret, mask_all, mask_config, mask_secrets
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "api-key", "password", "hfToken"])
@@ -73,6 +73,14 @@ def test_secrets_of_a_command_are_masked_and_its_other_words_stay(command: str, 
         "stop-command": masked,
     }
     assert mask_secrets({"about": command}) == {"about": command}
+
+
+def test_a_service_or_a_model_may_be_called_like_a_secret() -> None:
+    config = {"Models": {"token": {"ttl": 5, "api-key": "a"}}, "token": {"ttl": 5, "hf-token": "a"}}
+    assert mask_config(config) == {
+        "Models": {"token": {"ttl": 5, "api-key": MASK}},
+        "token": {"ttl": 5, "hf-token": MASK},
+    }
 
 
 KV_EVENTS = '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","topic":"kv@prefill"}'
