@@ -97,7 +97,8 @@ def load(model: str, namespace: str | None, duration: str | None, wait: bool, ti
     what = f"load, to stay for {duration}" if kept_s else "load"
     _order(namespace, model, what, load_order(now_s, kept_s), READY if wait else "", timeout_s)
     if kept_s:
-        click.echo(f"{model} stays until {datetime.fromtimestamp(now_s + kept_s):%Y-%m-%d %H:%M:%S}")
+        until = f"{datetime.fromtimestamp(now_s + kept_s):%Y-%m-%d %H:%M:%S}"
+        click.echo(f"{model} stays until {until} at least, idle or not; its ttl counts beyond that")
 
 
 @click.command(name="unload")

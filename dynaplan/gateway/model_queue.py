@@ -60,7 +60,7 @@ class ModelQueue(FleetStatus):
         self._numbers = 0
         self._last_use_s = -math.inf
         self._was_idle = True
-        self._was_reported = False
+        self.was_reported = False
         self._is_removed = False
         self._keep_alive_s: float | None = None
         self.report: ModelReport | None = None
@@ -75,8 +75,8 @@ class ModelQueue(FleetStatus):
         """Take over what the fleet plugin publishes of the model."""
         reports = published_reports(fleet)
         self.report = reports.get(self._model.name)
-        self._was_reported |= self.report is not None
-        self._is_removed = self._was_reported and bool(reports) and self.report is None
+        self.was_reported |= self.report is not None
+        self._is_removed = self.was_reported and bool(reports) and self.report is None
         self.absence = read_absence(fleet, self._model.component)
 
     def demand(self, in_flight: int) -> ModelDemand:

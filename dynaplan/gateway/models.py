@@ -142,6 +142,11 @@ class FrontendModels:
         return self.all[0].queue is not None
 
     @property
+    def are_reported(self) -> bool:
+        """True once the fleet plugin has published what it knows of models that are loaded on request."""
+        return any(each.queue.was_reported for each in self.all if each.queue)
+
+    @property
     def routes_to(self) -> str:
         """The component whose workers get requests, as a frontend's card says it."""
         return EVERY_COMPONENT if self.are_on_demand else self.all[0].settings.decode_component

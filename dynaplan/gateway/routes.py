@@ -168,7 +168,10 @@ class FrontendRoutes:
 
     async def _check_health(self, request: Request) -> Response:
         models, workers = self._path.models, len(self._path.models.instances)
-        missing = [] if workers or models.are_on_demand else [self._path.settings.decode_component]
+        if models.are_on_demand:
+            missing = [] if models.are_reported else ["fleet"]
+        else:
+            missing = [] if workers else [self._path.settings.decode_component]
         is_healthy = not missing and not self.is_draining
         document = {
             "status": "healthy" if is_healthy else "draining" if self.is_draining else "unhealthy",

@@ -333,6 +333,8 @@ async def test_a_load_that_fails_after_a_comment_is_an_error_that_the_openai_cli
 
 async def test_models_are_listed_with_their_state_and_an_unknown_one_is_refused_at_once() -> None:
     async with serving() as here:
+        status, said = await here.get("/health")
+        assert (status, json.loads(said)["missing"]) == (503, ["fleet"]), "nobody has said what there is"
         await publish(here, ModelReport("VllmWorker", "loading"))
 
         async def listed() -> dict[str, str]:

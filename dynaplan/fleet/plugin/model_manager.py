@@ -419,7 +419,7 @@ class ModelManager:
             load_s=round(status.measured_load_s or rules.estimate_load_s, 1),
             why=self._why(status),
             is_pinned=rules.is_pinned,
-            memory_bytes=max(status.held_bytes.values(), default=0) or self._assumed_bytes(status),
+            memory_bytes=self._shown_bytes(status),
             gpus=tuple(sorted({index for each in workers for index in each.placed_on if index != HOST})),
             max_workers=rules.max_workers,
             leaves_unix_s=self._leaves_unix_s(rules, status),
@@ -461,6 +461,13 @@ class ModelManager:
         """Return when the model leaves unless it is used before; 0 where it does not."""
         until_s = idle_until_s(rules, status)
         return 0.0 if math.isinf(until_s) else round(self._moment.to_unix_s(until_s), 1)
+
+    def _shown_bytes(self, status: ModelStatus) -> int:
+        """Return the memory that is shown of a model: what it holds; until it is loaded what it will hold."""
+        held_bytes = max(status.held_bytes.values(), default=0)
+        if status.state is ModelState.LOADING or not held_bytes:
+            return max(held_bytes, self._assumed_bytes(status))
+        return held_bytes
 
     def _assumed_bytes(self, status: ModelStatus) -> int:
         rules = self._settings_now.models[status.replica_of or status.name]

@@ -154,6 +154,7 @@ class SharedMemory:
         """Return what a worker that has just become ready holds of a device; 0 where that is not seen."""
         if worker.gpus or not worker.pid:
             return 0
+        self._host_read_s = -math.inf  # what was read of it last is of its load
         held = self._read_host([worker.pid]).held.get(worker.pid)
         return held.resident_bytes if held else 0
 

@@ -87,6 +87,16 @@ def test_of_the_host_foreign_is_what_is_not_available_and_no_worker_has() -> Non
     assert memory.measure(BETA) == 3 * GIB
 
 
+def test_a_worker_that_has_become_ready_is_not_shown_with_the_memory_of_its_load() -> None:
+    held = {BETA.pid: HeldMemory(GIB, GIB)}
+    memory = SharedMemory(lambda pids: HostMemory(host(pids).box, dict(held)))
+    memory.follow([BETA], [], has_host=True, now_s=0.0)
+    held[BETA.pid] = HeldMemory(5 * GIB, 5 * GIB)
+    memory.measure(BETA)
+    memory.follow([BETA], [], has_host=True, now_s=0.1)
+    assert memory.held(BETA, "b") == {HOST: 5 * GIB}
+
+
 def test_a_budget_bounds_each_device_and_others_take_the_rest_first() -> None:
     memory = SharedMemory(host, 40 * GIB)
     assert device(memory, [], 30) == Device(0, 40 * GIB, 0)
