@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -81,6 +82,16 @@ def test_containers_of_a_file_without_groups_run_one_at_a_time_on_the_gpus_that_
         ask(deployment, name)
         assert models(deployment)[name]["gpus"] == answers[name]["gpus"]
     assert 'on GPU 0,1 (--gpus "device=0,1", --tensor-parallel-size 2)' in deployment.run("why").stdout
+
+
+def test_of_a_container_its_memory_is_what_the_driver_says_after_its_load(
+    serve: Callable[..., Deployment],
+) -> None:
+    run = """docker run --rm --name one --gpus '"device=0"' -p ${PORT}:8000 image --takes 5000000000"""
+    deployment = serve(f"Models: {{one: {{command: {json.dumps(run)}, stop-command: docker stop one}}}}")
+    assert models(deployment)["one"]["memory_bytes"] > 20e9, "nearly all of a GPU is assumed"
+    ask(deployment, "one")
+    wait_until(lambda: models(deployment)["one"]["memory_bytes"] == 5_000_000_000)
 
 
 def test_a_model_that_is_split_over_two_gpus_gets_both(

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from dynaplan.config.models import served_models
 from dynaplan.config.planner import settings_of_models
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
+from dynaplan.config.settings.worker import engine_of
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.model_keys import (
     MAX_EVENTS,
@@ -79,6 +80,12 @@ USE_KEPT_S = 60.0
 
 _SECONDS = re.compile(r"\d[\d.]* s\b")
 
+
+MEASURED_BY_DRIVER = ("command", "llamacpp")
+"""The engines that take what their model needs, whatever they were given: the others take what they got."""
+
+MEASURED_MORE = 1.02
+"""By how much the memory of a worker has to exceed what was learnt of it to be learnt anew."""
 
 PLANNER_GRACE_S = 60.0
 """What a planner wanted last counts for so long after its process was seen ready; then requests count."""
@@ -164,6 +171,11 @@ class ModelManager:
             for name, settings in settings_of_models(launch.config, launch.namespace).items()
             if not settings.no_operation
         )
+        self._measured_by_driver = frozenset(
+            each.component
+            for each in self._pools
+            if engine_of(launch.settings_of(each.component)) in MEASURED_BY_DRIVER
+        )
         self._settings = ModelPolicies(
             {each.name: self._policy_of(each) for each in self._models},
             model_constraints(self._models, launch.config),
@@ -213,7 +225,9 @@ class ModelManager:
             ),
             now_s=moment.now_s,
             kept_bytes=self._kept_bytes(fleet),
+            by_driver=self._measured_by_driver,
         )
+        self._learn_by_driver(fleet)
         self._statuses = {each.name: self._status(each, fleet, demand, orders) for each in self._models}
         pinned = {
             name: replace(each, is_pinned=wish) if (wish := orders.of(name).is_pinned) is not None else each
@@ -229,6 +243,18 @@ class ModelManager:
         self._log()
         self._make_room_on_host()
         return desired_models(self._plan, self.components, fleet)
+
+    def _learn_by_driver(self, fleet: Iterable[Worker]) -> None:
+        """Note what ready workers hold by the driver, which sees all of it only some time after the load."""
+        for pool in self._pools:
+            if pool.component not in self._measured_by_driver:
+                continue
+            ready = (each for each in fleet if each.gpus and each.state is WorkerState.READY)
+            for worker in workers_of(pool.component, ready):
+                held = max(self._memory.held(worker, pool.component).values(), default=0)
+                learnt = self.learnt.get(pool.name, NOTHING_LEARNT)
+                if held > learnt.memory_bytes * MEASURED_MORE:
+                    self.learnt[pool.name] = replace(learnt, memory_bytes=held)
 
     def _make_room_on_host(self) -> None:
         """Remove saved KV entries where loads of this plan, beside those under way, need their memory."""

@@ -6,6 +6,9 @@
    A worker that has gone leaves memory behind for a moment: its model counts as draining until the driver has
    been read since and the memory is back. What is not back after ``BEING_FREED_S`` is foreign.
    A worker that has fallen asleep leaves memory behind in the same way, and holds what is not back.
+   Of some workers nobody knows what they need (``by_driver``): a command, whose processes may be those of a
+   container, and no children of ours. Such a worker holds what the driver says after its load beyond what it
+   said before, where nobody else came or went on its GPUs meanwhile.
 2. *The host*, for engines that compute on the CPU. A worker holds the pages that its processes have in memory
    (``process/worker_memory.py``); foreign is what the kernel could not give to anybody and no worker has.
    KV entries that models have saved in memory are not foreign: they are removed for a load that needs theirs.
@@ -35,6 +38,9 @@ LEFTOVER_BYTES = 2**28
 
 LOADING = (WorkerState.STARTING, WorkerState.BACKOFF)
 """The states of a worker that may not have taken yet what it was given."""
+
+SETTLE_S = 10.0
+"""For how long after its load a worker's memory is still compared with what was in use before."""
 
 NOTHING_KEPT: Mapping[str, int] = {}
 
@@ -78,6 +84,16 @@ class _Leftover:
     gone_s: float
 
 
+@dataclass
+class _Growth:
+    """What was in use of a worker's GPUs before its load, beside which others, and by how much that grew."""
+
+    before: Mapping[int, int]
+    beside: frozenset[str]
+    bytes: dict[int, int] = field(default_factory=dict)
+    is_over: bool = False
+
+
 class SharedMemory:
     """Follows the memory from pass to pass.
 
@@ -96,6 +112,8 @@ class SharedMemory:
         self._given: dict[str, Worker] = {}
         self._foreign: dict[int, int] = {}
         self._left: dict[str, _Leftover] = {}
+        self._growth: dict[str, _Growth] = {}
+        self._used: Mapping[int, int] = {}
         self._devices: tuple[Device, ...] = ()
 
     def follow(
@@ -106,11 +124,12 @@ class SharedMemory:
         has_host: bool,
         now_s: float,
         kept_bytes: Mapping[str, int] = NOTHING_KEPT,
+        by_driver: Container[str] = (),
     ) -> tuple[Device, ...]:
         """Take over the workers and the use of GPUs as they are now; return the devices.
 
         ``has_host``: some models are in the host's memory. ``kept_bytes`` is what sleepers keep of a device,
-        by name.
+        by name. ``by_driver`` are the components whose workers hold what the driver says.
         """
         found = list(workers)
         given = {
@@ -120,6 +139,7 @@ class SharedMemory:
         }
         loading = {index for each in found if each.state in LOADING for index in each.gpus}
         self._follow_leftovers(given, devices, loading, now_s, kept_bytes)
+        self._follow_growth(given.values(), by_driver, devices, now_s)
         self._devices = tuple(
             self._device(
                 gpu.index, gpu.memory_bytes, self._foreign.get(gpu.index, 0), "" if why == NOT_READ else why
@@ -145,6 +165,9 @@ class SharedMemory:
         left_by_sleep, given = self._left.get(worker.name), self._given.get(worker.name)
         if left_by_sleep and given:
             return {index: held + given.memory_bytes for index, held in left_by_sleep.bytes.items()}
+        growth = self._growth.get(worker.name)
+        if growth and growth.bytes:
+            return growth.bytes
         if worker.gpus or not worker.pid or self._host is None:
             return {}
         held = self._host.held.get(worker.pid)
@@ -153,7 +176,7 @@ class SharedMemory:
     def measure(self, worker: Worker) -> int:
         """Return what a worker that has just become ready holds of a device; 0 where that is not seen."""
         if worker.gpus or not worker.pid:
-            return 0
+            return max(self.held(worker, worker.component).values(), default=0)
         self._host_read_s = -math.inf  # what was read of it last is of its load
         held = self._read_host([worker.pid]).held.get(worker.pid)
         return held.resident_bytes if held else 0
@@ -182,13 +205,16 @@ class SharedMemory:
             now = given.get(name)
             if now is None or (name in sleepers and now.memory_bytes != before.memory_bytes):
                 freed = dict.fromkeys(before.gpus, before.memory_bytes - (now.memory_bytes if now else 0))
-                self._left[name] = _Leftover(before.component, freed, dict(self._foreign), now_s)
+                growth = self._growth.get(name)
+                foreign = {**self._foreign, **(growth.before if growth and not growth.beside else {})}
+                self._left[name] = _Leftover(before.component, freed, foreign, now_s)
         self._given = given
         unread = {gpu.index for gpu, _, why in devices if why in (NOT_READ, UNREADABLE)}
         excess = {
             gpu.index: max(
                 0,
-                use.used_bytes - sum(each.memory_bytes for each in given.values() if gpu.index in each.gpus),
+                use.used_bytes
+                - sum(self._taken(each, gpu.index) for each in given.values() if gpu.index in each.gpus),
             )
             for gpu, use, _ in devices
         }
@@ -209,6 +235,34 @@ class SharedMemory:
             for index, each in excess.items()
             if index not in unsettled
         }
+
+    def _taken(self, worker: Worker, index: int) -> int:
+        """Return what counts as the worker's of that GPU: what it was given, if its growth is unknown."""
+        growth = self._growth.get(worker.name)
+        return growth.bytes.get(index, worker.memory_bytes) if growth else worker.memory_bytes
+
+    def _follow_growth(
+        self, workers: Iterable[Worker], by_driver: Container[str], devices: SharedDevices, now_s: float
+    ) -> None:
+        used = {gpu.index: use.used_bytes for gpu, use, why in devices if why not in (NOT_READ, UNREADABLE)}
+        self._growth = {each.name: self._growth[each.name] for each in workers if each.name in self._growth}
+        for worker in workers:
+            others = (each for each in self._given.values() if each.name != worker.name)
+            beside = frozenset(each.name for each in others if set(each.gpus) & set(worker.gpus))
+            left = any(set(each.bytes) & set(worker.gpus) for each in self._left.values())
+            growth = self._growth.get(worker.name)
+            if growth is None:
+                before = {index: self._used[index] for index in worker.gpus if index in self._used}
+                is_known = len(before) == len(worker.gpus) and not left
+                growth = self._growth[worker.name] = _Growth(before, beside, is_over=not is_known)
+            settled = worker.state is WorkerState.READY and now_s - worker.since_s > SETTLE_S
+            growth.is_over |= settled or left or beside != growth.beside
+            is_measured = worker.component in by_driver and worker.state is WorkerState.READY
+            if is_measured and not growth.is_over:
+                grown = {index: used.get(index, 0) - amount for index, amount in growth.before.items()}
+                growth.bytes = {index: max(each, growth.bytes.get(index, 0)) for index, each in grown.items()}
+                growth.bytes = {index: each for index, each in growth.bytes.items() if each > LEFTOVER_BYTES}
+        self._used = used
 
     def _host_device(self, workers: Sequence[Worker], now_s: float) -> Device:
         """Return the host as a device; read again every HOST_POLL_S, and when the workers' pids changed."""

@@ -46,6 +46,10 @@ def nvmlDeviceGetHandleByIndex(index: int) -> int:
     return index
 
 
+def nvmlDeviceGetHandleByUUID(uuid: str) -> int:
+    return int(uuid[4:12])
+
+
 def nvmlDeviceGetUUID(handle: int) -> str:
     return f"GPU-0000000{handle}-aaaa-bbbb-cccc-000000000000"
 

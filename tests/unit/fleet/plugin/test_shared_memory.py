@@ -97,6 +97,33 @@ def test_a_worker_that_has_become_ready_is_not_shown_with_the_memory_of_its_load
     assert memory.held(BETA, "b") == {HOST: 5 * GIB}
 
 
+def test_a_command_holds_what_the_driver_says_after_its_load_beyond_what_it_said_before() -> None:
+    memory = SharedMemory(host)
+    ready = replace(ALPHA, since_s=20.0)
+
+    def held(worker: Worker, used: int, now_s: float, *others: Worker) -> dict[int, int]:
+        uses = [(GPU, GpuUse(used * GIB), "")]
+        memory.follow([worker, *others], uses, has_host=False, now_s=now_s, by_driver=["a"])
+        return dict(memory.held(worker, "a"))
+
+    memory.follow([], [(GPU, GpuUse(1 * GIB), "")], has_host=False, now_s=9.0)
+    assert held(replace(ALPHA, state=WorkerState.STARTING), 3, 10.0) == {}
+    assert held(ready, 9, 20.0) == {0: 8 * GIB}
+    assert held(ready, 13, 21.0) == {0: 12 * GIB}
+    assert memory.measure(ready) == 12 * GIB
+    assert held(ready, 40, 60.0) == {0: 12 * GIB}, "a foreign program, long after"
+
+
+def test_what_a_command_holds_is_not_told_from_that_of_another_that_loads_beside_it() -> None:
+    memory = SharedMemory(host)
+    loading = replace(ALPHA, state=WorkerState.STARTING, memory_bytes=20 * GIB)
+    beside = replace(loading, name="ns_c", component="c", pid=9)
+    for workers, used in (([loading], 0), ([loading, beside], 5), ([replace(ALPHA, since_s=3.0), beside], 9)):
+        uses = [(GPU, GpuUse(used * GIB), "")]
+        memory.follow(workers, uses, has_host=False, now_s=3.0, by_driver=["a", "c"])
+    assert memory.held(ALPHA, "a") == {}
+
+
 def test_a_budget_bounds_each_device_and_others_take_the_rest_first() -> None:
     memory = SharedMemory(host, 40 * GIB)
     assert device(memory, [], 30) == Device(0, 40 * GIB, 0)
