@@ -80,6 +80,7 @@ def model_notes(rows: Mapping[str, Row]) -> list[str]:
         why = row["refusal"]["why"] if row["refusal"] else row["why"]
         if why and row["state"] != READY:
             notes.append(f"{name}: {why}")
+            notes += (f"  {line}" for line in row["last_lines"].splitlines())
         if row["state"] == READY and row["waiting"] and row["in_flight"]:
             notes.append(
                 f"{name}: {row['waiting']} wait until one of the {row['in_flight']} that it answers has ended"

@@ -207,6 +207,7 @@ class ModelReport:
     ``max_workers``. Each has ``gpus_each`` GPUs and takes ``memory_bytes`` of each of them; ``gpus`` are the
     indices of all that its workers have. ``planned_workers`` is the number that its planner asks for, None
     for a model that is scaled by requests. ``prefill`` is None unless the model is disaggregated.
+    ``last_lines`` are the last lines of the log of one that has failed.
     """
 
     component: str
@@ -224,6 +225,7 @@ class ModelReport:
     planned_workers: int | None = None
     max_workers: int = 1
     prefill: PoolReport | None = None
+    last_lines: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON, without the fields that are empty."""
@@ -353,6 +355,7 @@ def _report(document: Mapping[str, Any]) -> ModelReport:
         pool.planned_workers,
         pool.max_workers,
         _pool(prefill) if prefill else None,
+        text_field(document, "last_lines", ""),
     )
 
 

@@ -48,14 +48,17 @@ LOAD_ONLY_CALL = Call(COMPLETIONS, b"", {}, "", False, "", 0)
 
 
 class ModelQueue(FleetStatus):
-    """The queue of one model in one frontend."""
+    """The queue of one model in one frontend. ``shows_lines``: its clients may see a failed model's log."""
 
-    def __init__(self, model: ServedModel, unix_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, model: ServedModel, unix_s: Callable[[], float] = time.time, *, shows_lines: bool = False
+    ) -> None:
         # A worker may be starting at any time: this queue says when none will.
         super().__init__(is_worker_starting=True, wakes_on_demand=False)
         self._model = model
         self._settings = model.settings
         self._unix_s = unix_s
+        self._shows_lines = shows_lines
         self._waiting: dict[int, float] = {}
         self._numbers = 0
         self._last_use_s = -math.inf
@@ -150,13 +153,19 @@ class ModelQueue(FleetStatus):
             raise refused(404, f"{self._model.name} is not in the configuration any more", 0.0)
         refusal = self.report.refusal if self.report else None
         if refusal and self._to_unix_s(arrived_s) <= refusal.until_unix_s:
-            raise refused(refusal.status, f"{self._model.name}: {refusal.why}", refusal.retry_after_s)
+            why = f"{self._model.name}: {refusal.why}{self._last_lines()}"
+            raise refused(refusal.status, why, refusal.retry_after_s)
         # As a sum: the router's deadline is one, and must not be over before this says so.
         if asyncio.get_running_loop().time() >= arrived_s + self._settings.load_timeout_s:
             within = f"within {self._settings.load_timeout_s:g} s. Try again."
             is_busy = self.report is not None and self.report.state == ModelState.READY.value
             what = "had no place for it" if is_busy and self._settings.concurrency_limit else "was not loaded"
             raise refused(503, f"{self._model.name} {what} {within}", 1.0)
+
+    def _last_lines(self) -> str:
+        """Return what a failed model's program wrote last, for clients that may know it."""
+        lines = self.report.last_lines if self.report and self._shows_lines else ""
+        return f". Its last lines:\n{lines}" if lines else ""
 
     def words(self) -> str:
         """Return what is known of the load, for a client that waits."""

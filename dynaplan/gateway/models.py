@@ -28,7 +28,7 @@ from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.models.files.imported_model import MatchRule, RequestFilters
 from dynaplan.models.model import ModelState, ModelStatus
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.instances import Instance
+from dynaplan.store.instances import Instance, is_loopback
 from dynaplan.util.errors import nearest
 from dynaplan.util.masking import mask_secrets
 from dynaplan.worker.routers import EVERY_COMPONENT
@@ -239,7 +239,7 @@ def on_demand_model(
     sleeping: SleepingWorkers,
 ) -> FrontendModel:
     """Return a model that is loaded on request, with a router and a queue of its own."""
-    queue = ModelQueue(model)
+    queue = ModelQueue(model, shows_lines=is_loopback(settings.host) or bool(settings.api_key))
     own = model.settings
     router = WorkerRouter(
         discovery,

@@ -164,7 +164,7 @@ class ModelStatus:
     - ``has_failed_to_sleep``: its last sleep failed; it is not put to sleep again
     - ``sleep_failure``: why its worker cannot be put to sleep, or woken; empty where nothing is wrong
     - ``retry_at_s``: when a failed model may be tried again; infinity for one that can never start
-    - ``reason``: why it is in its state
+    - ``reason``: why it is in its state; ``last_lines`` are those of its log, where it has failed
     - ``planned_workers``: the workers that its planner wants; None where none says so, and its requests count
     - ``planned_prefill_workers``: the prefill workers that its planner wants; None where none says so
     - ``history``: its last moves
@@ -192,6 +192,7 @@ class ModelStatus:
     sleep_failure: str = ""
     retry_at_s: float = 0.0
     reason: str = ""
+    last_lines: str = ""
     replica_of: str = ""
     is_prefill: bool = False
     planned_workers: int | None = None

@@ -21,7 +21,7 @@ from dynaplan.config.settings.servers import lease_ttl_s
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.graph.lifecycle import EXIT_CANNOT_START, Role
 from dynaplan.process.logfile import LogFile, configure_logging
-from dynaplan.util.errors import ConfigError, DeploymentError, UserError, WorkerStartFailed
+from dynaplan.util.errors import ConfigError, DeploymentError, TemporaryError, UserError, WorkerStartFailed
 from dynaplan.worker.timing import CLAIMS_POLL_S, CLOSE_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str], alone: Standalone | None = None) -> int:
         options = _options(arguments)
         environment = WorkerEnvironment.read(os.environ, options["service-name"])
         return uvloop.run(_run_worker(options, environment, _prepare_process(environment), alone))
-    except DeploymentError as error:  # of this moment on this machine, and not of what the user wrote
+    except (DeploymentError, TemporaryError) as error:  # of this moment, and not of what the user wrote
         print(f"this worker cannot start now: {error}", file=sys.stderr, flush=True)
         return EXIT_CRASHED
     except (UserError, WorkerStartFailed) as error:

@@ -83,6 +83,17 @@ async def test_no_more_than_the_limit_are_at_a_worker_and_the_rest_wait_in_their
         assert router.in_flight == 0
 
 
+@pytest.mark.parametrize(("host", "is_told"), [("127.0.0.1", True), ("0.0.0.0", False)])
+async def test_the_last_lines_of_a_failed_model_are_for_clients_on_loopback(host: str, is_told: bool) -> None:
+    models = (ServedModel("ant", "VllmWorker"),)
+    async with stage(models=models, host=host) as here:
+        here.runtime.instance_id = await here.store.grant(60)
+        refusal = Refusal(503, "exit code 3; tried again in 30 s", FOREVER)
+        await publish(here, ModelReport("VllmWorker", "failed", refusal=refusal, last_lines="no such file"))
+        status, text = await here.post(model="ant")
+        assert (status, "exit code 3" in text, "no such file" in text) == (503, True, is_told)
+
+
 async def queue_book(here: Stage) -> Any:
     """Book a worker of ``ant``, as a request does."""
     ant = here.frontend._models.all[0]

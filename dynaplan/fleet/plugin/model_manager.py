@@ -453,6 +453,7 @@ class ModelManager:
             gpus_each=rules.devices,
             planned_workers=status.planned_workers,
             prefill=self._prefill_report(model, rules.prefill) if rules.prefill else None,
+            last_lines=status.last_lines,
             refusal=Refusal(
                 refusal.status,
                 refusal.why,

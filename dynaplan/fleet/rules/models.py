@@ -24,6 +24,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dynaplan.fleet.model_keys import NO_DEMAND, ModelDemand, ModelOrder
+from dynaplan.fleet.rules.restarting import last_lines_of
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
 from dynaplan.models.model import HOST, Load, ModelState, ModelStatus, Plan, Refuse, Sleep, Unload, Wake
 from dynaplan.models.rules.replicas import replica_name
@@ -238,6 +239,7 @@ def model_status(
         sleep_failure=progress.failure if progress else "",
         retry_at_s=_retry_at_s(worker),
         reason=worker.reason.partition("\n")[0] if worker else "",
+        last_lines=last_lines_of(worker) if worker and worker.state is WorkerState.FAILED else "",
     )
 
 

@@ -115,6 +115,16 @@ def shows_out_of_memory(last_lines: str) -> bool:
     return any(words in text for words in _OUT_OF_MEMORY_LINES)
 
 
+LAST_LINES_FOLLOW = "its last lines:"
+"""What stands in a worker's log before the last lines of its engine."""
+
+
+def last_lines_of(worker: Worker) -> str:
+    """Return the last lines of a failed worker's log: those of its engine, where they are there."""
+    lines = worker.reason.partition("\n")[2]
+    return lines.rpartition(f"{LAST_LINES_FOLLOW}\n")[2]
+
+
 def after_out_of_memory(worker: Worker, now_s: float) -> Worker:
     """Return the worker as failed for lack of memory: it is not started on the same GPUs again."""
     failed = _released(

@@ -5,7 +5,8 @@ nothing, and gives only what is not under way yet: a model that loads or drains 
 through these stages, by whose names the trail says which one speaks:
 
 1. ``owner``: what the owner asked to unload goes, and what has left the configuration.
-2. ``sleep``: a sleeper whose memory did not come back is stopped (``ladder``). ``memory``: so is a worker
+2. ``load``: a load past its ``load_timeout_s`` that nobody waits for is stopped. ``sleep``: so is a sleeper
+   whose memory did not come back (``ladder``). ``memory``: so is a worker
    that starts where its memory was given to another: a sleeper that died, and is started again as any is.
 3. ``refuse``: requests that have waited too long, or that wait for a model which has just failed, are
    refused.
@@ -65,13 +66,25 @@ def _unload_on_orders(draft: Draft, name: str, status: ModelStatus) -> None:
 
 
 def _check_sleeper(draft: Draft, name: str, status: ModelStatus) -> None:
-    """Stop a sleeper that kept its memory. A load is looked at again when it has lasted for too long."""
+    """Stop a sleeper that kept its memory, and a load that lasts for too long and that nobody waits for."""
     if status.state is ModelState.LOADING:
-        draft.plan_again_at(status.since_s + draft.settings(name).load_timeout_s)
+        late_s = status.since_s + draft.settings(name).load_timeout_s
+        draft.plan_again_at(late_s)
+        if draft.now_s >= late_s and _is_abandoned(draft, status):
+            loaded = seconds(draft.now_s - status.since_s)
+            why = f"has been loading for {loaded} (load-timeout), and nobody waits for it"
+            draft.unload(name, "load", why)
+            return
     if failure := ladder.failed_sleep(draft.settings(name), status, draft.now_s):
         draft.unload(name, "sleep", failure)
     elif status.state is ModelState.ASLEEP:
         draft.plan_again_at(status.since_s + ladder.SETTLE_S)
+
+
+def _is_abandoned(draft: Draft, status: ModelStatus) -> bool:
+    """Tell whether nobody waits for the load any more; a further worker's requests are its model's."""
+    is_wanted = status.waiting or status.load_asked_s is not None or draft.settings(status.name).is_pinned
+    return not is_wanted and not status.replica_of
 
 
 def _stop_what_does_not_fit(draft: Draft) -> None:

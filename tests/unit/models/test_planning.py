@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -141,6 +142,17 @@ def test_a_load_that_nobody_waits_for_is_given_up_for_one_that_is_wanted() -> No
     abandoned = in_state("a", ModelState.LOADING)
     assert said(box.actions(abandoned, wanted("b"))) == ["Unload a"]
     assert box.actions(abandoned) == []
+
+
+def test_a_load_past_its_timeout_that_nobody_waits_for_ends_and_one_that_is_waited_for_goes_on() -> None:
+    box = Box(gpus(80), a=model(50, load_timeout_s=60.0))
+    loading = in_state("a", ModelState.LOADING, since_s=NOW_S - 60)
+    (action,) = box.actions(loading)
+    assert said([action]) == ["Unload a"]
+    assert "loading for 60 s (load-timeout), and nobody waits for it" in action.why
+    assert box.actions(replace(loading, waiting=1, oldest_arrival_s=NOW_S)) == []
+    assert box.actions(replace(loading, load_asked_s=NOW_S - 60)) == []
+    assert box.plan(replace(loading, since_s=NOW_S - 50)).next_at_s == NOW_S + 10
 
 
 def test_a_load_that_does_not_end_makes_room_for_a_model_that_is_overdue() -> None:
@@ -326,7 +338,7 @@ def test_an_idle_model_is_unloaded_after_its_ttl() -> None:
     [
         ready("a", in_flight=1),
         ready("a", waiting=1, oldest_arrival_s=NOW_S),
-        in_state("a", ModelState.LOADING, since_s=0.0),
+        in_state("a", ModelState.LOADING, since_s=NOW_S - 500),
         ready("a", keep_until_s=NOW_S + 1),
         ready("a", keep_alive_s=inf),
         ready("a", since_s=NOW_S - 5),
