@@ -87,6 +87,12 @@ MEASURED_BY_DRIVER = ("command", "llamacpp")
 MEASURED_MORE = 1.02
 """By how much the memory of a worker has to exceed what was learnt of it to be learnt anew."""
 
+UNWRITABLE_PATIENCE_S = 10.0
+"""For how long a request waits for a load that cannot begin, as the statefile cannot be written."""
+
+UNWRITABLE_RETRY_S = 30.0
+"""The ``Retry-After`` of those that are refused then."""
+
 PLANNER_GRACE_S = 60.0
 """What a planner wanted last counts for so long after its process was seen ready; then requests count."""
 
@@ -148,6 +154,7 @@ class ModelManager:
         self._wanted_s: dict[str, float] = {}
         self._preload_asked_s: dict[str, float] = {}
         self._failed_to_sleep: set[str] = set()
+        self._held_up: frozenset[str] = frozenset()
         self._planner_seen_s: float | None = None
         self._planned: frozenset[str] = frozenset()
         self._fleet: tuple[Worker, ...] = ()
@@ -215,19 +222,7 @@ class ModelManager:
         orders = wishes.orders
         self._moment, self._fleet = moment, tuple(fleet)
         self._follow_planner(fleet)
-        components = set(self.components.values())
-        self.devices = memory = self._memory.follow(
-            (each for each in fleet if each.component in components),
-            devices,
-            has_host=any(
-                each.devices == 0 or each.sleep_levels or (each.prefill and each.prefill.devices == 0)
-                for each in self._settings.models.values()
-            ),
-            now_s=moment.now_s,
-            kept_bytes=self._kept_bytes(fleet),
-            by_driver=self._measured_by_driver,
-        )
-        self._learn_by_driver(fleet)
+        self._follow_memory(fleet, devices)
         self._statuses = {each.name: self._status(each, fleet, demand, orders) for each in self._models}
         pinned = {
             name: replace(each, is_pinned=wish) if (wish := orders.of(name).is_pinned) is not None else each
@@ -238,11 +233,26 @@ class ModelManager:
             self._statuses[each.name] = self._as_planned(each, fleet, wishes.planned)
             for pool in _pools_of(each):
                 self._statuses |= self._further_workers(pool, fleet, orders)
-        observation = ModelsObservation(tuple(self._statuses.values()), memory)
+        observation = ModelsObservation(tuple(self._statuses.values()), self.devices)
         self._plan = plan(observation, self._settings_now, moment.now_s)
         self._log()
         self._make_room_on_host()
         return desired_models(self._plan, self.components, fleet)
+
+    def _follow_memory(self, fleet: Sequence[Worker], devices: SharedDevices) -> None:
+        components = set(self.components.values())
+        self.devices = self._memory.follow(
+            (each for each in fleet if each.component in components),
+            devices,
+            has_host=any(
+                each.devices == 0 or each.sleep_levels or (each.prefill and each.prefill.devices == 0)
+                for each in self._settings.models.values()
+            ),
+            now_s=self._moment.now_s,
+            kept_bytes=self._kept_bytes(fleet),
+            by_driver=self._measured_by_driver,
+        )
+        self._learn_by_driver(fleet)
 
     def _learn_by_driver(self, fleet: Iterable[Worker]) -> None:
         """Note what ready workers hold by the driver, which sees all of it only some time after the load."""
@@ -280,13 +290,30 @@ class ModelManager:
                     before, self._memory.measure(worker), load_s, self._moment.unix_s
                 )
 
-    def reports(self) -> dict[str, ModelReport]:
-        """Return what is published of each model, by name."""
+    def reports(self, unwritable: str = "") -> dict[str, ModelReport]:
+        """Return what is published of each model, by name.
+
+        ``unwritable``: why the statefile cannot be written, and no load begins, or empty.
+        """
         workers = defaultdict[str, list[ModelStatus]](list)
         for each in self._statuses.values():
             workers[each.replica_of or each.name].append(each)
         known = (each for each in self._models if each.name in self._statuses)
-        return {each.name: self._report(each, workers[each.name]) for each in known}
+        reports = {each.name: self._report(each, workers[each.name]) for each in known}
+        loads = {each.model: each for each in self._plan.actions if isinstance(each, Load)}
+        before, self._held_up = self._held_up, frozenset(loads if unwritable else ())
+        for name in before & loads.keys() - self._held_up:
+            self._say(name, f"load: {loads[name].why}")
+        return {
+            name: self._as_held_up(name, each, unwritable) if name in self._held_up else each
+            for name, each in reports.items()
+        }
+
+    def _as_held_up(self, name: str, report: ModelReport, why: str) -> ModelReport:
+        """Return the report of a model whose load cannot begin; who has waited for some time is refused."""
+        self._say(name, f"held up: {why}")
+        came_until_s = self._moment.to_unix_s(self._moment.now_s - UNWRITABLE_PATIENCE_S)
+        return replace(report, why=why, refusal=Refusal(503, why, came_until_s, UNWRITABLE_RETRY_S))
 
     # -- observe ---------------------------------------------------------------------------------
 
@@ -506,9 +533,12 @@ class ModelManager:
     def _log(self) -> None:
         """Log each new sentence about a model, once; one that only counts seconds down is not new."""
         for action in self._plan.actions:
-            sentence = f"{type(action).__name__.lower()}: {action.why}"
-            before = self._said.get(action.model, "")
-            self._said[action.model] = sentence
-            if _SECONDS.sub("", before) != _SECONDS.sub("", sentence):
-                self.events.append(ModelEvent(self._moment.unix_s, action.model, sentence))
-                log.info("model %s: %s", action.model, sentence)
+            if not (isinstance(action, Load) and action.model in self._held_up):
+                self._say(action.model, f"{type(action).__name__.lower()}: {action.why}")
+
+    def _say(self, model: str, sentence: str) -> None:
+        before = self._said.get(model, "")
+        self._said[model] = sentence
+        if _SECONDS.sub("", before) != _SECONDS.sub("", sentence):
+            self.events.append(ModelEvent(self._moment.unix_s, model, sentence))
+            log.info("model %s: %s", model, sentence)

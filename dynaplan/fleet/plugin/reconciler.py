@@ -124,7 +124,7 @@ class Reconciler:
         self._to_replace: set[str] = set()
         self._startup_s: dict[str, float] = {}
         self._decision_id = -1
-        self._is_writable = True
+        self._unwritable = ""
         self._is_carried_out_elsewhere = launch.is_carried_out_elsewhere
 
     @property
@@ -391,18 +391,18 @@ class Reconciler:
         self._workers = dict(workers)
         if self._statefile.has(self._workers):
             return True
-        was_writable = self._is_writable
+        before = self._unwritable
         try:
             self._statefile.record(self._workers.values())
-            self._is_writable = True
+            self._unwritable = ""
         except StatefileUnwritable as error:
-            self._is_writable = False
-            if was_writable:
+            self._unwritable = ". ".join(filter(None, (error.args[0], error.hint)))
+            if not before:
                 lost = "The statefile cannot be written; serving goes on, scaling up waits."
                 self._terminal.report(f"{lost} {error}")
-        if self._is_writable and not was_writable:
+        if before and not self._unwritable:
             self._terminal.report("The statefile can be written again.")
-        return self._is_writable
+        return not self._unwritable
 
     def _publish(self) -> None:
         link, graph = self._link, self._launch.graph
@@ -422,7 +422,7 @@ class Reconciler:
         document |= absence.absence_fields(self._workers.values(), self._clock.now_s(), time.time())
         document |= {REMOVALS: [each.to_json() for each in self._removals]}
         killed = self._termination.killed
-        if reports := self._models.reports():
+        if reports := self._models.reports(self._unwritable):
             document |= {MODELS_FIELD: {name: each.to_json() for name, each in reports.items()}}
             document |= {MODEL_EVENTS: [asdict(each) for each in self._models.events]}
             document |= {MODEL_MEMORY: [DeviceReport.of(each).to_json() for each in self._models.devices]}

@@ -189,6 +189,29 @@ def test_what_was_learnt_is_where_a_manager_begins(tmp_path: Path) -> None:
     assert ModelManager(box.launch, box.startup_times, learnt, box.read_host).learnt == learnt
 
 
+async def test_a_load_that_the_full_disk_holds_up_says_so_and_is_not_waited_for_long(tmp_path: Path) -> None:
+    box = models_box(tmp_path)
+    await box.settle()
+    box.statefile.is_disk_full = True
+    waiting(box, "ant")
+    await box.reconciler.reconcile_once()
+    asked_s = box.reconciler._ports.wall_clock()
+    box.now += 20
+    for _ in range(3):
+        await box.reconciler.reconcile_once()
+    report = box.link.fleet["models"]["ant"]
+    assert "ns_ant" not in box.states()
+    assert "no space left on device" in report["why"]
+    assert report["refusal"]["status"] == 503
+    assert report["refusal"]["until_unix_s"] == pytest.approx(asked_s - 10, abs=5)
+    events = [each.sentence for each in box.reconciler.model_events]
+    assert sum("no space left" in each for each in events) == 1
+    box.statefile.is_disk_full = False
+    await box.settle()
+    assert box.states()["ns_ant"] == "ready"
+    assert [each.sentence[:5] for each in box.reconciler.model_events][-1] == "load:"
+
+
 async def test_a_demand_goes_on_when_its_first_client_gives_up_and_another_asks(tmp_path: Path) -> None:
     box = models_box(tmp_path)
     waiting(box, "ant")
