@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 from dynaplan.cli.status_poller import summarize_load
 from dynaplan.planner.metrics.exposition import ITL, REQUESTS, TTFT, Key
-from dynaplan.webui.charts import DeploymentSample
+from dynaplan.webui.charts import DeploymentSample, ModelRates
 
 SAMPLE_S = 10.0
 """The length of a sample in seconds."""
@@ -26,6 +27,7 @@ def samples_of_histories(histories: Iterable[Mapping[str, Any]], now_s: float) -
     """
     bins: defaultdict[int, Counter[Key]] = defaultdict(Counter)
     tokens: Counter[int] = Counter()
+    of_models: defaultdict[int, dict[str, ModelRates]] = defaultdict(dict)
     for history in histories:
         try:
             for step in history["steps"]:
@@ -33,9 +35,16 @@ def samples_of_histories(histories: Iterable[Mapping[str, Any]], now_s: float) -
                 for place, part in _spread(now_s - step["ended_ago_s"], step["lasted_s"]):
                     tokens[place] += part * step["tokens"]
                     bins[place].update({key: part * count for key, count in counts.items()})
+                    for model, (requests, sent) in step.get("by_model", {}).items():
+                        so_far = of_models[place].get(model, ModelRates())
+                        more = ModelRates(part * requests / SAMPLE_S, part * sent / SAMPLE_S)
+                        of_models[place][model] = so_far.plus(more)
         except (KeyError, TypeError, ValueError, AttributeError):
             continue
-    return [_sample(place, counts, tokens[place]) for place, counts in sorted(bins.items())]
+    return [
+        replace(_sample(place, counts, tokens[place]), by_model=of_models[place])
+        for place, counts in sorted(bins.items())
+    ]
 
 
 def _spread(ended_s: float, lasted_s: float) -> Iterator[tuple[int, float]]:

@@ -230,6 +230,7 @@ class PageFeed:
             len(document.get("gpus", ())),
             any(row["role"] == "prefill" for row in document["workers"]),
             document.get("kv_scale_up_threshold"),
+            is_by_model=bool(document.get("on_request")),
         )
         offset = now.utcoffset()
         logged = [sample for each in self._histories.values() for sample in each.samples]

@@ -41,7 +41,7 @@ class View:
 
     ``short_workers`` is for a narrow screen. ``names`` are the workers, in the order of the rows. ``places``
     are the addresses of the metrics and the logs. ``planners`` has a line for each model that has a planner
-    and is loaded.
+    and is loaded, ``memory`` one for each device whose memory models share.
     """
 
     title: str
@@ -57,6 +57,7 @@ class View:
     decision: str = ""
     planners: tuple[str, ...] = ()
     models: tuple[tuple[str, ...], ...] = ()
+    memory: tuple[str, ...] = ()
 
 
 def view_of(document: Document, now_s: float) -> View:
@@ -82,6 +83,7 @@ def view_of(document: Document, now_s: float) -> View:
         decision=_last_decided(document),
         planners=_planners(document),
         models=tuple(models_view.table_rows(on_request, now_s)) if on_request else (),
+        memory=tuple(models_view.memory_lines(document.get("model_memory", ()))),
     )
 
 
@@ -118,6 +120,8 @@ def _service(document: Document) -> str:
         parts.append(", ".join(f"policy {each['policy']} for {model}" for model, each in planned.items()))
     elif document["serve_pid"]:
         parts.append("no planner")
+    if (targets := document.get("targets")) and "load" not in document:
+        parts.append(f"targets TTFT {targets['ttft_ms']:g} ms, ITL {targets['itl_ms']:g} ms")
     if dispatch := document.get("dispatch"):
         parts.append(f"prompts {dispatch}")
     if desired := document.get("desired"):
@@ -152,10 +156,15 @@ def _load(document: Document) -> tuple[str, ...]:
     lines = ["  ".join(parts)]
     budget = document.get("error_budget")
     if targets and budget:
-        lines.append(
-            f"error budget: TTFT {budget['ttft_requests']:+.0f} requests, ITL {budget['itl_requests']:+.0f}"
-        )
+        left = (_budget_words(name, budget[f"{name}_requests"]) for name in ("ttft", "itl"))
+        lines.append(f"error budget: {', '.join(left)}")
     return tuple(lines)
+
+
+def _budget_words(name: str, requests: float) -> str:
+    """Return how many requests may still miss a target, or how many too many have."""
+    missed = f"{-requests:.0f} too many missed" if requests <= -0.5 else f"{max(0.0, requests):.0f} may miss"
+    return f"{name.upper()} {missed}"
 
 
 def _planners(document: Document) -> tuple[str, ...]:
@@ -212,8 +221,9 @@ def _gpus(document: Document) -> tuple[tuple[str, ...], ...]:
 def _gpus_title(document: Document) -> str:
     """Return ``8 GPUs``, and their name where all have the same."""
     names = {row["name"] for row in document.get("gpus", ())}
-    number = f"{len(document.get('gpus', ()))} GPUs"
-    return f"{number}, {names.pop()}" if len(names) == 1 else number
+    number = len(document.get("gpus", ()))
+    title = "1 GPU" if number == 1 else f"{number} GPUs"
+    return f"{title}, {names.pop()}" if len(names) == 1 else title
 
 
 def _gpu_cells(row: Row) -> tuple[str, ...]:
@@ -230,7 +240,7 @@ def _gpu_cells(row: Row) -> tuple[str, ...]:
 
 def _notes(document: Document, now_s: float) -> tuple[str, ...]:
     """Return a paragraph for everything that is wrong, held, or waits."""
-    notes = [*document["troubles"], *models_view.memory_lines(document.get("model_memory", ()))]
+    notes = list(document["troubles"])
     if alone := [row["worker"] for row in document["workers"] if not row["is_managed"]]:
         notes.append(f"unmanaged, so that serve neither restarts nor ends them: {', '.join(alone)}")
     notes += hold_lines(document, now_s)
@@ -330,6 +340,7 @@ def render_page(view: View, width: int = 0) -> str:
         render_lines(view.load, width),
         render_decision(view, width),
         render_models(view, width),
+        render_lines(view.memory, width),
         render_workers(view, width),
         render_gpus(view, width),
         *(render_lines([note], width) for note in view.notes),

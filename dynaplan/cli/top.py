@@ -346,7 +346,7 @@ def main_page(view: View, width: int) -> tuple[list[str], dict[str, int]]:
     if models := render_models(view, width):
         names = [MODEL_CHOICE + row[0] for row in view.models[1:]]
         places |= {name: place for place, name in enumerate(names, len(lines) + 1)}
-        lines += [*models.split("\n"), ""]
+        lines += [*models.split("\n"), *filter(None, render_lines(view.memory, width).split("\n")), ""]
     if gpus := render_gpus(view, width):
         lines += [*gpus.split("\n"), ""]
     lines += render_lines(view.notes, width).split("\n")

@@ -44,12 +44,16 @@ class LatencyCounts:
 
 @dataclass(frozen=True)
 class LoadCounts:
-    """Requests that ended, tokens that were sent, and the latencies that were observed."""
+    """Requests that ended, tokens that were sent, and the latencies that were observed.
+
+    ``by_model`` are the requests and tokens of each model.
+    """
 
     requests: float = 0.0
     tokens: float = 0.0
     ttft: LatencyCounts = field(default_factory=LatencyCounts)
     itl: LatencyCounts = field(default_factory=LatencyCounts)
+    by_model: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def since(self, before: LoadCounts) -> LoadCounts:
         return LoadCounts(
@@ -57,6 +61,11 @@ class LoadCounts:
             max(0.0, self.tokens - before.tokens),
             self.ttft.since(before.ttft),
             self.itl.since(before.itl),
+            {
+                model: (max(0.0, requests - earlier[0]), max(0.0, tokens - earlier[1]))
+                for model, (requests, tokens) in self.by_model.items()
+                for earlier in [before.by_model.get(model, (0.0, 0.0))]
+            },
         )
 
 
@@ -96,6 +105,7 @@ class LoadHistory:
                     "tokens": counts.tokens,
                     "ttft": counts.ttft.to_json(),
                     "itl": counts.itl.to_json(),
+                    "by_model": {name: each for name, each in counts.by_model.items() if any(each)},
                 }
                 for ended_s, lasted_s, counts in self._steps
             ],

@@ -451,11 +451,14 @@ class FrontendMetrics:
 
 
 def _load_in(metrics: Iterable[Metric]) -> LoadCounts:
-    """Return the load in these metrics, that of all models together."""
+    """Return the load in these metrics: that of all models together, and the sums of each."""
     sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+    by_model: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for metric in metrics:
         for sample in metric.samples:
             sums[sample.name, sample.labels.get("le", "")] += sample.value
+            by_model[sample.labels.get("model", "")][sample.name] += sample.value
+    requests_total, tokens_total = _name("requests_total"), _name("output_tokens_total")
 
     def latency(name: str, bounds_s: Sequence[float]) -> LatencyCounts:
         bounds = [floatToGoString(bound) for bound in (*bounds_s, math.inf)]  # type: ignore[no-untyped-call]
@@ -464,10 +467,11 @@ def _load_in(metrics: Iterable[Metric]) -> LoadCounts:
         return LatencyCounts(tuple(counts), sums[f"{name}_sum", ""])
 
     return LoadCounts(
-        sums[_name("requests_total"), ""],
-        sums[_name("output_tokens_total"), ""],
+        sums[requests_total, ""],
+        sums[tokens_total, ""],
         latency(_name("time_to_first_token_seconds"), TTFT_S),
         latency(_name("inter_token_latency_seconds"), ITL_S),
+        {model: (own[requests_total], own[tokens_total]) for model, own in by_model.items()},
     )
 
 

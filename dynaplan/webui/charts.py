@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from html import escape
 from typing import Any
@@ -30,10 +30,11 @@ STEP_PX = 4
 DECODE, PREFILL = 0, 1
 """The colours of what decode workers do, and all workers together, and of prefill workers."""
 
-KV_TITLE = (
-    f"KV cache of decode workers, %, and {100 * KV_USAGE_PER_WAITING_REQUEST:g} for each request waiting"
-)
-"""The usage may exceed 100 %: as the planner counts it, requests that wait add to it."""
+KV_TITLE = f"KV cache, % (+{100 * KV_USAGE_PER_WAITING_REQUEST:g} a waiting request)"
+"""Of decode workers. The usage may exceed 100 %: as the planner counts it, requests that wait add to it."""
+
+MAX_MODELS = 8
+"""The models that have a line of their own: those with the most requests."""
 
 DAY_S = 86400
 
@@ -71,12 +72,14 @@ class ChartLimits:
     """The limits that are drawn: the targets as ``status`` has them, empty without; the number of GPUs.
 
     ``kv_scale_up`` is the KV usage above which the planner adds a decode worker; None where it does not.
+    ``is_by_model``: models are loaded on request, and each has a line of its own.
     """
 
     targets: Mapping[str, Any]
     gpus: int
     has_prefill: bool
     kv_scale_up: float | None = None
+    is_by_model: bool = False
 
 
 def live_svg(
@@ -128,15 +131,23 @@ def _panels(lines: Lines, at_s: Sequence[float], limits: ChartLimits) -> list[Pa
         target_ms = targets.get(f"{name}_ms")
         return Panel(f"{name}_ms", f"{name.upper()}, ms", curves, target_ms, "target", is_adaptive=True)
 
-    workers = [series("decode", "decode"), series("wanted", "decode_wanted", is_dashed=True)]
+    def of_models(name: str, key: str) -> list[Series]:
+        models = _shown_models(lines) if limits.is_by_model else []
+        return [series(model, f"{key} {model}", place) for place, model in enumerate(models)] or [
+            series(name, key)
+        ]
+
+    workers = [series("decode", "decode"), series("decode wanted", "decode_wanted", is_dashed=True)]
     if limits.has_prefill:
         workers.append(series("prefill", "prefill", PREFILL))
-        workers.append(series("wanted", "prefill_wanted", PREFILL, is_dashed=True))
+        workers.append(series("prefill wanted", "prefill_wanted", PREFILL, is_dashed=True))
+    if limits.is_by_model:
+        workers = [series("of all models", "decode")]
     kv_limit = None if limits.kv_scale_up is None else 100 * limits.kv_scale_up
     at_engines = [series("running", "running"), series("waiting", "waiting", is_dashed=True)]
     every = [
-        Panel("requests", "Requests per second", [series("requests", "requests_per_s")]),
-        Panel("tokens", "Tokens generated per second", [series("tokens", "tokens_per_s")]),
+        Panel("requests", "Requests per second", of_models("requests", REQUESTS)),
+        Panel("tokens", "Tokens generated per second", of_models("tokens", TOKENS)),
         latency("ttft"),
         latency("itl"),
         Panel("decode", "Workers ready", workers, is_counted=True),
@@ -147,6 +158,17 @@ def _panels(lines: Lines, at_s: Sequence[float], limits: ChartLimits) -> list[Pa
     ]
     shown = [each for each in every if limits.gpus or each.key not in ("gpus", "busy")]
     return [replace(each, has_legend=True) for each in shown if each.key == "decode" or _is_known(each)]
+
+
+def _shown_models(lines: Lines) -> list[str]:
+    """Return the models with the most requests, by name."""
+    sums = {
+        key.removeprefix(f"{REQUESTS} "): sum(filter(None, values))
+        for key, values in lines.items()
+        if key.startswith(f"{REQUESTS} ")
+    }
+    most = sorted(sums, key=lambda model: -sums[model])[:MAX_MODELS]
+    return sorted(model for model in most if sums[model])
 
 
 def _is_known(panel: Panel) -> bool:
@@ -161,6 +183,17 @@ MAX_RECORD_S = 600.0
 """The longest time that one record of the planner's log is taken to speak for, in seconds."""
 
 Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelRates:
+    """The load of one of several models."""
+
+    requests_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+
+    def plus(self, other: ModelRates) -> ModelRates:
+        return ModelRates(self.requests_per_s + other.requests_per_s, self.tokens_per_s + other.tokens_per_s)
 
 
 @dataclass(frozen=True)
@@ -188,10 +221,23 @@ class DeploymentSample:
     kv_usage: float | None = None
     running: float | None = None
     waiting: float | None = None
+    by_model: Mapping[str, ModelRates] = field(default_factory=dict)
+
+    def values(self) -> Iterator[tuple[str, float]]:
+        """Yield what is known, by name; of a model with its name behind: ``requests_per_s qwen``."""
+        yield from ((name, value) for name in VALUES if (value := getattr(self, name)) is not None)
+        for model, rates in self.by_model.items():
+            yield f"{REQUESTS} {model}", rates.requests_per_s
+            yield f"{TOKENS} {model}", rates.tokens_per_s
 
 
-VALUES = tuple(each.name for each in fields(DeploymentSample) if each.name not in ("at_s", "lasted_s"))
-"""The names of the values of a sample."""
+REQUESTS, TOKENS = "requests_per_s", "tokens_per_s"
+"""The values that models have, too."""
+
+VALUES = tuple(
+    each.name for each in fields(DeploymentSample) if each.name not in ("at_s", "lasted_s", "by_model")
+)
+"""The names of the values of all workers together."""
 
 
 def samples_of_log(records: Iterable[Document], began_s: float | None = None) -> Iterator[DeploymentSample]:
@@ -276,6 +322,11 @@ def sample_of_status(document: Document, at_s: float, lasted_s: float) -> Deploy
         kv_usage=_mean(usage),
         running=_total(rows, "running"),
         waiting=_total(rows, "waiting"),
+        by_model={
+            model: ModelRates(float(rates["requests_per_s"]), float(rates["tokens_per_s"]))
+            for model, row in document.get("on_request", {}).items()
+            if (rates := row.get("load"))
+        },
     )
 
 
@@ -292,11 +343,10 @@ def resample(
         last = min(steps - 1, int((sample.at_s - begin_s) // step_s))
         if last < 0 or first > steps - 1:
             continue
-        for name in VALUES:
-            value = getattr(sample, name)
-            if value is not None:
-                for step in range(first, last + 1):
-                    lines[name][step] = value
+        for name, value in sample.values():
+            line = lines.setdefault(name, [None] * steps)
+            for step in range(first, last + 1):
+                line[step] = value
     return lines
 
 

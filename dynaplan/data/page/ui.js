@@ -122,7 +122,8 @@ function showLook(look) {
   const names = Object.keys(look.on_request ?? {});
   models = names.length ? names : look.models;
   const planned = Object.entries(look.planned_models ?? {}).map(([model, each]) => `policy ${each.policy} for ${model}`);
-  const policy = look.policy ? `policy ${look.policy}` : planned.join(", ") || "no planner";
+  const observes = look.observes_only ? ", which only observes" : "";
+  const policy = look.policy ? `policy ${look.policy}${observes}` : planned.join(", ") || "no planner";
   hasPlanner = Boolean(look.policy || planned.length);
   connection("live", "Live");
   document.title = `${look.namespace} – dynaplan`;
@@ -147,7 +148,9 @@ function showLoad(look) {
   const load = look.load ?? {}, targets = look.targets;
   figure("requests", known(load.requests_per_s), "");
   const rates = look.workers.filter((row) => ENGINES.includes(row.role)).map((row) => row.tokens_per_s).filter((rate) => rate != null);
-  figure("tokens", rates.length ? known(rates.reduce((sum, rate) => sum + rate, 0)) : "–", "");
+  const engines = rates.length ? rates.reduce((sum, rate) => sum + rate, 0) : null;
+  figure("tokens", known(models.length && look.on_request && Object.keys(look.on_request).length ? load.tokens_per_s : engines), "");
+  const unstreamed = load.requests_per_s && load.ttft_mean_ms == null ? "no answer was streamed" : "";
   for (const name of ["ttft", "itl"]) {
     const high = load[`${name}_percentile_ms`], mean = load[`${name}_mean_ms`];
     const target = targets?.[`${name}_ms`], percentile = targets?.[`${name}_percentile`] ?? 95;
@@ -156,18 +159,27 @@ function showLoad(look) {
     const isMet = target == null || high == null ? "" : high <= target ? " met" : " missed";
     byId(name).className = `figure${isMet}`;
     const budget = look.error_budget?.[`${name}_requests`];
-    text(byId(`${name}-target`), [target == null ? "" : `target ${number(target)}`, mean == null ? "" : `mean ${number(mean)}`].filter(Boolean).join(", "));
+    text(byId(`${name}-target`), [target == null ? "" : `target ${number(target)}`, mean == null ? unstreamed : `mean ${number(mean)}`].filter(Boolean).join(", "));
     byId(`${name}-target`).title = budget == null ? "" : `${number(budget)} requests may still miss`;
   }
 }
 
 function showRoles(look) {
-  const roles = Object.keys(look.desired);
+  const roles = Object.keys(look.desired), onRequest = Object.values(look.on_request ?? {});
   const ready = (role) => look.workers.filter((row) => row.role === role && row.state === "ready").length;
-  figure("ready", roles.length ? roles.map((role) => `${ready(role)}`).join(" + ") : "–", "");
-  text(byId("ready-of"), roles.map((role) => `${role} ${ready(role)} of ${look.desired[role]}`).join(", "));
+  const sum = (of) => roles.reduce((all, role) => all + of(role), 0);
+  const isReady = onRequest.filter((row) => row.state === "ready").length;
+  text(byId("ready-name"), onRequest.length ? "Models ready" : "Workers ready");
+  if (onRequest.length) figure("ready", String(isReady), `of ${onRequest.length}`);
+  else figure("ready", roles.length ? String(sum(ready)) : "–", roles.length ? `of ${sum((role) => look.desired[role])}` : "");
+  text(byId("ready-of"), onRequest.length ? waitingFor(onRequest) : roles.map((role) => `${role} ${ready(role)} of ${look.desired[role]}`).join(", "));
   byId("ready").className = `figure${look.is_pending || !roles.length ? "" : roles.every((role) => ready(role) >= look.desired[role]) ? " met" : " missed"}`;
   keyed(byId("roles"), roles.map((role) => ({ role, ready: ready(role), look })), (each) => each.role, makeRole, showRole);
+}
+
+function waitingFor(rows) {
+  const waiting = rows.reduce((sum, row) => sum + row.waiting, 0);
+  return waiting ? `${number(waiting)} ${waiting === 1 ? "request waits" : "requests wait"}` : "nobody waits";
 }
 
 function button(name, label, press) {
@@ -201,7 +213,7 @@ function showRole(node, { role, ready, look }) {
 // -- models that are loaded on request
 
 const HOLDING = ["starting", "ready", "backoff"];
-const MODEL_COLUMNS = ["Model", "State", "Workers", "Memory", "GPUs", "Running", "Waiting", "Leaves", ""];
+const MODEL_COLUMNS = ["Model", "State", "Workers", "Memory", "GPUs", "Running", "Waiting", "Requests/s", "Tokens/s", "Leaves", ""];
 
 function showModels(rows) {
   const listed = Object.entries(rows);
@@ -234,7 +246,7 @@ function showModel(node, [name, row]) {
   const cells = [
     name, state, workers(row) + (row.prefill ? `, prefill ${workers(row.prefill)}` : ""),
     row.memory_bytes ? `${(row.memory_bytes / 1e9).toFixed(1)} GB` : "–", row.gpus.join(",") || "–",
-    known(row.in_flight), known(row.waiting), leaves,
+    known(row.in_flight), known(row.waiting), known(row.load?.requests_per_s), known(row.load?.tokens_per_s), leaves,
   ];
   cells.forEach((value, index) => {
     text(node.children[index], value);
@@ -295,8 +307,10 @@ function showGpus(look) {
   const watts = rows.reduce((sum, row) => sum + (row.watts ?? 0), 0);
   text(byId("held-of"), watts ? `held, ${number(watts)} W` : "held");
   const names = [...new Set(look.gpus.map((row) => row.name))];
-  text(byId("gpus-title"), names.length === 1 && names[0] ? `${look.gpus.length} GPUs, ${names[0]}` : "GPUs");
-  byId("gpus-section").hidden = byId("gpus-tile").hidden = !look.gpus.length;
+  text(byId("gpus-title"), names.length === 1 && names[0] ? `${look.gpus.length} GPU${look.gpus.length === 1 ? "" : "s"}, ${names[0]}` : "GPUs");
+  byId("gpus-title").hidden = byId("gpus-tile").hidden = !look.gpus.length;
+  byId("gpus-section").hidden = !look.gpus.length && !look.model_memory?.length;
+  showMemory(look.model_memory ?? []);
   keyed(byId("gpus"), look.gpus, (row) => row.index, () => {
     const item = element("li", "", "");
     const line = element("div", "line", "");
@@ -317,6 +331,35 @@ function showGpus(look) {
     meter.value = row.utilisation ?? 0;
     meter.hidden = row.utilisation == null;
     meter.setAttribute("aria-label", `GPU ${row.index} busy`);
+  });
+}
+
+// -- who has how much of the memory that models share
+
+function showMemory(devices) {
+  byId("memory-title").hidden = !devices.length;
+  keyed(byId("memory"), devices, (row) => row.index, () => {
+    const item = element("li", "", "");
+    item.append(element("div", "line", ""), element("div", "shares", ""), element("p", "muted", ""));
+    item.firstChild.append(element("span", "whose", ""), element("span", "measured", ""));
+    return item;
+  }, (item, row) => {
+    const gb = (bytes) => (bytes / 1e9).toFixed(1);
+    const held = [...Object.entries(row.by_model).map(([name, bytes], index) => ({ name, bytes, style: `p${index % 8}` }))];
+    if (row.foreign_bytes) held.push({ name: "other programs", bytes: row.foreign_bytes, style: "foreign" });
+    const free = Math.max(0, row.total_bytes - held.reduce((sum, each) => sum + each.bytes, 0));
+    const [whose, measured] = item.firstChild.children;
+    text(whose, row.index < 0 ? "Machine" : `GPU ${row.index}`);
+    text(measured, `${gb(free)} of ${gb(row.total_bytes)} GB free`);
+    keyed(item.children[1], held, (each) => each.name, () => element("span", "", ""), (node, each) => {
+      node.className = each.style;
+      node.style.width = `${100 * each.bytes / Math.max(1, row.total_bytes)}%`;
+      node.title = `${each.name} ${gb(each.bytes)} GB`;
+    });
+    keyed(item.lastChild, held, (each) => each.name, () => element("span", "", ""), (node, each) => {
+      node.className = `share ${each.style}`;
+      text(node, `${each.name} ${gb(each.bytes)}`);
+    });
   });
 }
 

@@ -154,6 +154,7 @@ def draw(panels: Sequence[Panel], lanes: Sequence[Lane], axis: TimeAxis) -> tupl
     """Return the SVG elements of all panels and their height in px; decisions come below ``DECIDED``."""
     top, parts = 0.0, []
     for panel in panels:
+        top += _legend_height(panel, axis)
         parts += [f'<g data-key="{panel.key}">', *_panel(panel, axis, top), "</g>"]
         top += HEAD + PLOT + FOOT
         if panel.key == DECIDED and any(each.at_s for each in lanes):
@@ -222,8 +223,12 @@ def _scale(panel: Panel) -> Scale:
 def _panel(panel: Panel, axis: TimeAxis, top: float) -> Iterator[str]:
     scale, floor = _scale(panel), top + HEAD + PLOT
     note = " (logarithmic)" if scale.is_log else ""
-    legend = _legend(panel) if panel.has_legend else ""
-    yield f'<text class="title" x="{LEFT}" y="{top + 14}">{escape(panel.title)}{note}{legend}</text>'
+    above, legend = _legend_height(panel, axis), _legend(panel)
+    title = escape(panel.title) + note
+    if above:
+        yield f'<text class="title" x="{LEFT}" y="{top + 14 - above}">{title}</text>'
+        title = ""
+    yield f'<text class="title" x="{LEFT}" y="{top + 14}">{title}{legend}</text>'
     yield f'<text class="read" x="{axis.right:g}" y="{top + 14}" text-anchor="end"></text>'
     yield from _grid(axis, top + HEAD, floor)
     for tick in scale.ticks():
@@ -244,15 +249,30 @@ SOLID, DASHED, DOTTED = "\u2501", "\u254d", "\u2508"
 """The marks of lines in a legend."""
 
 
-def _legend(panel: Panel) -> str:
-    """Return the names of the lines, each behind its mark; empty for one line without a limit."""
+CHARACTER_PX, LINE = 6.6, 15
+"""The usual width of a character, and the height of a line, in px."""
+
+
+def _legend_height(panel: Panel, axis: TimeAxis) -> float:
+    """Return the px that a title needs above its legend: 0 where both fit into one line."""
+    names = _named_lines(panel)
+    characters = len(panel.title) + sum(len(name) + 5 for *_, name in names)
+    return LINE if names and characters * CHARACTER_PX > axis.right - LEFT else 0
+
+
+def _named_lines(panel: Panel) -> list[tuple[str, str, str]]:
+    """Return the class, mark and name of each line; none for one line without a limit, or no legend."""
     names = [
         (colour_class(each.policy), DASHED if each.is_dashed else SOLID, each.name) for each in panel.series
     ]
     if panel.limit is not None:
         names.append((" end", DOTTED, panel.limit_name))
-    if len(names) == 1:
-        return ""
+    return names if panel.has_legend and len(names) > 1 else []
+
+
+def _legend(panel: Panel) -> str:
+    """Return the names of the lines, each behind its mark."""
+    names = _named_lines(panel)
     return "".join(
         f'<tspan class="key{style}">&#160;&#160; {mark}</tspan><tspan class="name"> {escape(name)}</tspan>'
         for style, mark, name in names

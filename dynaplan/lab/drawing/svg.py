@@ -83,7 +83,8 @@ class Scale:
     def ticks(self, parts: int = 2) -> list[float]:
         """Return the values to write from ``low`` to ``high``: the ends of ``parts`` equal parts, or decades.
 
-        There are values between decades, or decades are left out, as ``MAX_TICKS`` has it.
+        There are values between decades, or decades are left out, as ``MAX_TICKS`` has it; and 0 where the
+        axis begins with it.
         """
         if not self.is_log:
             return [self.low + (self.high - self.low) * part / parts for part in range(parts + 1)]
@@ -94,7 +95,7 @@ class Scale:
             ticks = [tick for tick in ticks if self.low <= tick <= self.high]
             if len(ticks) <= MAX_TICKS:
                 break
-        return ticks
+        return [0.0, *ticks] if self.low == 0 else ticks
 
 
 def round_up(value: float, digits: Sequence[float] = _ROUND_DIGITS) -> float:

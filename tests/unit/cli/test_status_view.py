@@ -52,6 +52,11 @@ def test_without_serve_nothing_is_said_of_planner_and_places() -> None:
     assert view_of(document(policy=None), 0.0).service.startswith("model llama  no planner")
 
 
+def test_a_look_at_one_moment_names_the_targets_too() -> None:
+    targets = {"ttft_ms": 500.0, "itl_ms": 50.0, "ttft_percentile": 90.0, "itl_percentile": 95.0}
+    assert "policy load  targets TTFT 500 ms, ITL 50 ms" in view_of(document(targets=targets), 0.0).service
+
+
 def test_clients_that_do_not_stream_have_a_rate_and_the_reason_why_there_is_no_ttft() -> None:
     unstreamed = {**FIGURES, "ttft_mean_ms": None, "itl_mean_ms": None}
     assert view_of(document(load=unstreamed), 0.0).load == (
@@ -75,10 +80,12 @@ def test_each_model_has_its_rates_and_those_who_wait_are_told_for_what() -> None
 def test_the_memory_that_models_share_says_who_has_how_much_of_it() -> None:
     gpu = {"index": 1, "total_bytes": 24 * 10**9, "foreign_bytes": 5 * 10**9, "by_model": {"ant": 12 * 10**9}}
     host = {"index": -1, "total_bytes": 7 * 10**8, "foreign_bytes": 0, "by_model": {}}
-    assert view_of(document(model_memory=[gpu, host]), 0.0).notes == (
+    view = view_of(document(model_memory=[gpu, host]), 0.0)
+    assert view.memory == (
         "ant 12.0, other programs 5.0, free 7.0 of 24.0 GB of GPU 1 for models",
         "free 0.7 of 0.7 GB of the machine's memory for models",
     )
+    assert "\n".join(view.memory) in render_page(view)
 
 
 def test_what_was_decided_last_is_told_whoever_decided_it() -> None:
@@ -105,7 +112,7 @@ def test_the_load_is_shown_against_its_targets() -> None:
     view = view_of(document(load=FIGURES, targets=targets, error_budget=budget), 0.0)
     assert view.load == (
         "7.2 requests/s  432 tokens/s  TTFT 52.9 ms, p90 96.3 ms (target 500)  ITL -",
-        "error budget: TTFT +12 requests, ITL -3",
+        "error budget: TTFT 12 may miss, ITL 3 too many missed",
     )
     assert view_of(document(load=FIGURES), 0.0).load == (
         "7.2 requests/s  432 tokens/s  TTFT 52.9 ms, p95 96.3 ms  ITL -",
@@ -228,7 +235,7 @@ def test_each_planned_model_that_is_loaded_has_a_line_with_its_load_its_targets_
     assert view.planners == (
         "ant: policy load  counting requests ...  last decision 16:00:00  no change: idle",
         "bee: policy sla  7.2 requests/s  432 tokens/s  TTFT 52.9 ms, p99 96.3 ms (target 250)  ITL -"
-        "  error budget: TTFT +3 requests, ITL +4",
+        "  error budget: TTFT 3 may miss, ITL 4 may miss",
     )
     lines = click.unstyle(render_page(view)).splitlines()
     last = next(place for place, line in enumerate(lines) if line.startswith("last decision"))

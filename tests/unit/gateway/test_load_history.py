@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from dynaplan.cli.load_past import samples_of_histories
+from dynaplan.cli.load_past import SAMPLE_S, samples_of_histories
+from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.load_history import KEPT_S, STEP_S, LatencyCounts, LoadCounts, LoadHistory
 from dynaplan.gateway.metrics import FrontendMetrics
+from dynaplan.webui.charts import ModelRates
 from tests.fakes.clock import ManualClock
 
 
@@ -90,3 +92,14 @@ def test_what_frontends_on_different_ports_count_at_one_time_is_added_up() -> No
         (1000.0, 0.5),
     ]
     assert samples[0].ttft_ms == 1000.0
+
+
+def test_a_history_tells_the_models_apart() -> None:
+    clock = ManualClock()
+    metrics = FrontendMetrics("ns", clock.now_s)
+    for model, tokens in (("ant", 40), ("bee", 5), ("ant", 40)):
+        record = metrics.record(model, "chat_completions", is_stream=False)
+        record.finish("", 3, Usage(3, tokens))
+    clock.advance(SAMPLE_S)
+    [sample] = samples_of_histories([json.loads(metrics.render_history())], SAMPLE_S)
+    assert sample.by_model == {"ant": ModelRates(0.2, 8.0), "bee": ModelRates(0.1, 0.5)}

@@ -89,7 +89,7 @@ def test_the_kv_usage_counts_waiting_requests_and_shows_the_planners_threshold()
     assert sample.kv_usage == pytest.approx(1.06)
     limits = ChartLimits({}, 0, has_prefill=False, kv_scale_up=0.9)
     svg = live_svg(ChartsRequest(900, 1000), [sample], [], limits, NOW_S, 0.0)
-    assert "KV cache of decode workers, %, and 2 for each request waiting" in svg
+    assert "KV cache, % (+2 a waiting request)" in svg
     assert " add a worker</tspan>" in svg
 
 
@@ -109,7 +109,12 @@ def test_without_gpus_none_are_drawn() -> None:
 
 def test_prefill_workers_are_drawn_where_there_are_any() -> None:
     (decode,) = (each for each in numbers_in(drawn())["panels"] if each["key"] == "decode")
-    assert [each["name"] for each in decode["series"]] == ["decode", "wanted", "prefill", "wanted"]
+    assert [each["name"] for each in decode["series"]] == [
+        "decode",
+        "decode wanted",
+        "prefill",
+        "prefill wanted",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -213,3 +218,30 @@ def test_steps_have_the_value_of_the_last_sample_that_speaks_for_them() -> None:
     assert lines["decode"] == [1.0, 1.0, 2.0, 2.0, None]
     assert lines["kv_usage"] == [0.5, 0.5, 0.5, None, None]
     assert lines["running"] == [None] * 5
+
+
+def test_each_model_that_is_loaded_on_request_has_a_line_of_its_own() -> None:
+    busy = {"requests_per_s": 2.0, "tokens_per_s": 30.0}
+    models = {f"m{number}": {"load": busy} for number in range(10)}
+    idle = {"idle": {"load": {"requests_per_s": 0.0, "tokens_per_s": 0.0}}, "unknown": {"load": None}}
+    sample = sample_of_status(document(load=None, on_request={**models, **idle}), NOW_S - 5, 10.0)
+    limits = ChartLimits({}, 0, has_prefill=False, is_by_model=True)
+    svg = live_svg(ChartsRequest(900, 1000), [sample], [], limits, NOW_S, 0.0)
+    panels = {each["key"]: each["series"] for each in numbers_in(svg)["panels"]}
+    assert [each["name"] for each in panels["requests"]] == [f"m{number}" for number in range(8)]
+    assert panels["tokens"][0]["values"][-2] == 30
+    assert [each["name"] for each in panels["decode"]] == ["of all models"]
+
+
+def test_a_legend_has_a_line_of_its_own_where_the_title_leaves_no_room() -> None:
+    def titles(width: int) -> list[str]:
+        root = ElementTree.fromstring(drawn(width=width))
+        return [
+            "".join(each.itertext())
+            for each in root.findall("{*}g[@data-key='decode']/{*}text[@class='title']")
+        ]
+
+    assert len(titles(1000)) == 1
+    above, below = titles(380)
+    assert above == "Workers ready"
+    assert "prefill wanted" in below
