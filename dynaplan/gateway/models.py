@@ -105,7 +105,7 @@ class FrontendModel:
         """
         if call.endpoint.is_form or not call.is_whole or not self.changes_requests_for(call.model):
             return call
-        document = self.changed(call.document)
+        document = self.changed(call.document, is_computed=call.endpoint.is_computed)
         try:
             body = json.dumps(document).encode()
         except RecursionError:
@@ -123,9 +123,10 @@ class FrontendModel:
         """Tell whether its workers get other bodies than clients send that ask for it by that name."""
         return self.sent_name(asked) != asked or self.filters is not NO_FILTERS
 
-    def changed(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a request's body as its workers get it."""
-        return {**self.filters.apply(document), "model": self.sent_name(str(document.get("model") or ""))}
+    def changed(self, document: Mapping[str, Any], *, is_computed: bool = True) -> dict[str, Any]:
+        """Return a request's body as its workers get it: filtered, if a model computes for it."""
+        filtered = self.filters.apply(document) if is_computed else document
+        return {**filtered, "model": self.sent_name(str(document.get("model") or ""))}
 
 
 class FrontendModels:

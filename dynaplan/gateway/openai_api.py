@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -373,14 +373,20 @@ def check_passed(document: Mapping[str, Any], allows_urls: bool) -> None:
     check_media(found.address, allows_urls)
 
 
-def check_fields(call: Call, api: EngineApi) -> None:
-    """Raise ApiError (400 or 404) for what the engine has not: a path, a field, or a value in it."""
+def check_fields(call: Call, api: EngineApi, owners: Collection[str] = ()) -> None:
+    """Raise ApiError (400 or 404) for what the engine has not: a path, a field, or a value in it.
+
+    ``owners`` are the fields that the model's owner has set: they are not a client's to be refused for.
+    """
     path = call.endpoint.path
     if call.endpoint.inputs and api.is_complete and path not in api.paths:
         raise no_such_path(path)
     if call.prompts > 1 and call.is_stream and not api.streams_lists:
         raise bad_request("This engine does not stream the answers to a list of prompts.", param="stream")
-    if fault := api.fault(call.document, path):
+    document = call.document
+    if owners:
+        document = {name: value for name, value in document.items() if name not in owners}
+    if fault := api.fault(document, path):
         raise bad_request(fault.message, param=fault.name, code="invalid_field")
 
 

@@ -54,7 +54,7 @@ from dynaplan.gateway.engine_answers import Failure, PassingTokens, Usage, count
 from dynaplan.gateway.error_forms import as_event, error_event, has_openai_form, translated
 from dynaplan.gateway.forms import read_form
 from dynaplan.gateway.migration import MigratableStream, UnreadPages
-from dynaplan.gateway.models import FrontendModel, FrontendModels
+from dynaplan.gateway.models import NO_FILTERS, FrontendModel, FrontendModels
 from dynaplan.gateway.openai_api import (
     NO_BLOCKS,
     UNKNOWN_URL,
@@ -373,7 +373,9 @@ class RequestProgress:
         try:
             self._note_tokens(booking)
             api = self.path.api_of(booking.instance)
-            check_fields(self.call, api)
+            filters = self.model.filters
+            owners = () if filters is NO_FILTERS else filters.set_in(self.call.document)
+            check_fields(self.call, api, owners)
             check_tools(self.call, booking.instance.card)
             await self._place_prefill(booking)
             attempt = self._last = Attempt(self, booking, api, suspect)

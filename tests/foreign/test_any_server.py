@@ -75,6 +75,7 @@ models:
     ttl: 60
   based: {{cmd: "{SERVER} --port {port} --base /api", proxy: "http://localhost:{port}/api"}}
   unchecked: {{cmd: "{SERVER} --port ${{PORT}} --unchecked", checkEndpoint: none}}
+  slow: {{cmd: "sh -c 'sleep 3; exec {SERVER} --port ${{PORT}}'"}}
 groups: {{all: {{swap: false, exclusive: false, members: [any, based, unchecked]}}}}
 hooks: {{on_startup: {{preload: [all]}}}}
 """)
@@ -235,3 +236,31 @@ def test_unloading_by_the_api_says_so(client: Client) -> None:
     assert client.ask("/api/models/unload/based", {}).body == b"OK"
     assert client.ask("/api/models/unload", {}).document == {"msg": "ok"}
     wait_until(lambda: client.ask("/running").document["running"] == [])
+    assert client.ask("/props?model=any", method="DELETE").status == 200  # any request loads
+
+
+def test_a_document_for_a_stream_that_comments_have_begun_is_its_only_event(client: Client) -> None:
+    answer = client.chat("whole", stream=True, model="slow")
+    comments, _, events = answer.body.partition(b"data: ")
+    assert comments.startswith(b": loading slow")
+    event, end = (b"data: " + events).removesuffix(b"\n\n").split(b"\n\n")
+    chunk = json.loads(event.removeprefix(b"data: "))
+    assert (chunk["object"], chunk["choices"][0]["delta"]) == ("chat.completion.chunk", {"content": "whole"})
+    assert end == b"data: [DONE]"
+
+
+def test_a_key_protects_what_it_protects_in_llama_swap(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"models: {{any: {{cmd: '{SERVER} --port ${{PORT}}'}}}}\napiKeys: [one, two]\n")
+    deployment = Deployment(tmp_path, str(file), "")
+    try:
+        client = Client(deployment.start())
+        paths = ("/v1/models", "/running", "/logs", "/api/metrics", "/upstream/any/props", "/props")
+        for path in (*paths, "/logs/stream/any", "/api/events", "/unload"):
+            assert client.ask(path).status == 401, path
+        for path in paths:
+            assert client.ask(path, Authorization="Bearer two").status == 200, path
+        assert client.ask("/health").status == 200
+        assert "authorization" in client.ask("/props", X_Api_Key="one").document["headers"]
+    finally:
+        deployment.close()

@@ -53,6 +53,18 @@ class RequestFilters:
         changed = _with(changed, self.set_by_name.get(name, {}) if isinstance(name, str) else {})
         return {**changed, "model": name} if name is not None else changed
 
+    def set_in(self, document: Mapping[str, Any]) -> frozenset[str]:
+        """Return the names of the fields that a changed request has by its owner's word."""
+        rules = (rule.set for rule in self.set_by_match)
+        said = (
+            (key, value)
+            for each in (self.set, *self.set_by_name.values(), *rules)
+            for key, value in each.items()
+        )
+        return frozenset(
+            name for key, value in said if document.get(name := key.removesuffix(IF_UNSET)) == value
+        )
+
 
 def _with(request: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the request with the parameters; of both spellings of one, the one without ``?`` holds."""

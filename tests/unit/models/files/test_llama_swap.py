@@ -165,6 +165,7 @@ models:
     }
     changed = filters.apply({**asked, "reasoning_effort": "none", "think": False, "temperature": 0})
     assert changed["chat_template_kwargs"] == {"tools": 1, "enable_thinking": False}
+    assert filters.set_in(changed) == {"seed", "top_k"}
     assert (changed["top_k"], changed["temperature"]) == (40, 0)
 
 
