@@ -64,7 +64,7 @@ STORE_DIRECTORY = "store"
 """The name of the key-value store's directory, when the store is ``file``."""
 
 STORE_BYTES = 16 * 2**20
-"""Room that the directory needs: its log is rewritten when it has grown to a few megabytes."""
+"""Room that the directory needs: its database, and the journal of changes beside it."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dynaplan.process.process_table import identify
 from dynaplan.util.errors import DeploymentError, StatefileCorrupt, StatefileUnwritable
 
 CLEANUP_TIMEOUT_S = 5.0
-"""Longest time in which another process clears up what a killed ``serve`` has left (``afterwards.py``)."""
+"""Longest time in which another process clears up what a killed ``serve`` has left."""
 
 _LOCK_POLL_S = 0.02
 

@@ -1,7 +1,7 @@
 """The traffic metrics that the frontends of the simulated service would export.
 
-Keeps sums, counts and the arrivals of the last pulls, so that memory stays constant when a policy (HPA, KPA,
-static) never calls ``traffic``.
+Keeps sums, counts and the arrivals of the last pulls, so that memory stays constant when a policy that
+stands still never calls ``traffic``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs llama.cpp's HTTP server, from the xllamacpp package, in a process of its own.
 
 ``python -m dynaplan.engines.llamacpp.server_main 2 --port=40001 --model.path='"m.gguf"' ...`` is started
-by a llama.cpp worker (``command`` in ``kind.py``). The first argument is the exit code for a model that fails
+by a llama.cpp worker (``launch_line.py``). The first argument is the exit code for a model that fails
 to load, every other one a field of ``xllamacpp.CommonParams`` and its value as JSON. The API key is in the
 environment, as ``LLAMA_API_KEY``, because every user of the machine can read a command line.
 
