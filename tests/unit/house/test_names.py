@@ -58,7 +58,11 @@ NAMED = [
 def is_file(text: str, named_in: Path) -> bool:
     path = re.split(r"::?", text)[0].rstrip("/")
     places = (REPOSITORY, PACKAGE, named_in.parent, *named_in.parents)
-    return any((place / path).exists() for place in places) or Path(path).name in names_of_files()
+    written = (path, f"{path}.py")  # a module may be named without the end of its file's name
+    return (
+        any((place / each).exists() for place in places for each in written)
+        or Path(path).name in names_of_files()
+    )
 
 
 @cache
