@@ -17,6 +17,7 @@ from dynaplan.fleet import WORKER_PROGRAM
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.model_policies import chosen_gpus
 from dynaplan.fleet.rules.allocation import worker_environment
+from dynaplan.fleet.rules.gpu_words import MASK
 from dynaplan.fleet.servers import ServerSpec
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec
@@ -42,8 +43,11 @@ def worker_watcher(launch: Launch, worker: Worker) -> WatcherSpec:
     service = launch.graph.service(worker.component)
     args = [*WORKER_PROGRAM[1:], launch.graph.identifier]
     args += ["--service-name", worker.component, "--worker-id", "1"]
-    envs = service.envs if service else {}
-    visible = chosen_gpus(launch.settings_of(worker.component), envs, launch.gpus).visible
+    envs, visible = service.envs if service else {}, tuple[int, ...]()
+    if service and service.model:
+        visible = chosen_gpus(launch.settings_of(worker.component), envs, launch.gpus).visible
+    elif worker.gpus:  # those of a graph's workers are chosen without their owner's mask
+        envs = {name: value for name, value in envs.items() if name != MASK}
     options = {
         **_common(launch.drain_timeout_s),
         "respawn": False,

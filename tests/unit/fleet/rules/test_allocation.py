@@ -159,6 +159,11 @@ def test_workers_get_uuids_and_their_own_variables() -> None:
         "CUDA_VISIBLE_DEVICES": "GPU-ccc3,GPU-aaa1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
+    mask = {"CUDA_VISIBLE_DEVICES": "2,0"}
+    masked = worker_environment(worker("VllmWorker_1", gpus=(0, 2)), REAL, mask)
+    assert masked["CUDA_VISIBLE_DEVICES"] == "2,0", "its owner's stands"
+    sees_more = worker_environment(worker("VllmWorker_1", gpus=(1,)), REAL, {}, visible=(0, 1))
+    assert sees_more["CUDA_VISIBLE_DEVICES"].count(",") == 1
     without = worker_environment(worker("VllmWorker"), REAL, {})
     assert (without["DYNAPLAN_GPUS"], "CUDA_VISIBLE_DEVICES" in without) == ("0", False)
     half = worker_environment(worker("VllmWorker", gpus=(1,), share=0.5), REAL, {})
