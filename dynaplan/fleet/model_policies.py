@@ -69,9 +69,13 @@ def model_policy(
     estimate_bytes = _estimate_bytes(options, gpus, devices, inventory)
     if devices > 1 and chosen.largest_part:
         estimate_bytes = int(estimate_bytes * devices * chosen.largest_part)
+    allowed, parts = chosen.allowed, dict[int, float]()
     if devices == 1 and chosen.number is None and _spreads(options):
-        devices = _gpus_for(claim_bytes or estimate_bytes, inventory)
-        claim_bytes, estimate_bytes = (-(-size // devices) for size in (claim_bytes, estimate_bytes))
+        spread = _spread(claim_bytes or estimate_bytes, inventory)
+        devices, whole = len(spread), sum(spread.values())
+        claim_bytes, estimate_bytes = (math.ceil(each / whole) for each in (claim_bytes, estimate_bytes))
+        if whole < devices:
+            allowed, parts = frozenset(spread), spread
     return ModelPolicy(
         ttl_s=own.ttl_s,
         is_pinned=own.pin,
@@ -80,7 +84,8 @@ def model_policy(
         max_swap_wait_s=own.max_swap_wait_s,
         load_timeout_s=own.load_timeout_s,
         devices=devices,
-        allowed_devices=chosen.allowed if devices else frozenset(),
+        allowed_devices=allowed if devices else frozenset(),
+        parts=parts,
         chosen_by=chosen.said if is_on_gpus else "",
         is_exclusive=not own.share,
         claim_bytes=claim_bytes,
@@ -97,11 +102,17 @@ def _spreads(options: Mapping[str, object]) -> bool:
     return engine_of(options) == "llamacpp" or "llama-server" in program
 
 
-def _gpus_for(size_bytes: int, inventory: Sequence[Gpu]) -> int:
-    """Return the least number of GPUs that have room for the model in equal parts; else all there are."""
-    sizes = sorted((gpu.memory_bytes for gpu in inventory), reverse=True)
-    enough = (number for number, least in enumerate(sizes, 1) if size_bytes <= number * least)
-    return next(enough, max(1, len(sizes)))
+def _spread(size_bytes: int, inventory: Sequence[Gpu]) -> dict[int, float]:
+    """Return the fewest GPUs that have room for the model, the largest first; else all there are.
+
+    Each with its part of what the fullest has: llama.cpp divides a model by the memory of the GPUs.
+    """
+    found: list[Gpu] = []
+    for gpu in sorted(inventory, key=lambda each: -each.memory_bytes):
+        if found and size_bytes <= sum(each.memory_bytes for each in found):
+            break
+        found.append(gpu)
+    return {gpu.index: gpu.memory_bytes / max(1, found[0].memory_bytes) for gpu in found}
 
 
 PROCESS_BYTES = 160 * 2**20

@@ -83,6 +83,7 @@ class ModelPolicy:
     - ``devices``: the number of GPUs that its worker spans; 0 is a worker in the host's memory
     - ``allowed_devices``: the devices that it may have; empty is any. ``chosen_by`` are the owner's words
       for them and their number, empty where he leaves them to us
+    - ``parts``: of a model that is spread over unequal GPUs, what each has of the memory that the fullest has
     - ``is_exclusive``: it shares its devices with no other model
     - ``claim_bytes``: the memory that it needs on each of them, where the owner says so; 0 leaves it to
       measurement and estimate
@@ -104,6 +105,7 @@ class ModelPolicy:
     devices: int = 1
     allowed_devices: frozenset[int] = frozenset()
     chosen_by: str = ""
+    parts: Mapping[int, float] = field(default_factory=dict)
     is_exclusive: bool = False
     claim_bytes: int = 0
     estimate_bytes: int = 0

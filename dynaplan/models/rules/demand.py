@@ -259,7 +259,7 @@ class Demands:
 
     def _is_too_large(self, wanted: Need) -> bool:
         allowed = [each for each in self._draft.devices if wanted.may_have(each)]
-        return sum(each.total_bytes >= wanted.bytes_each for each in allowed) < wanted.places
+        return sum(each.total_bytes >= wanted.bytes_on(each.index) for each in allowed) < wanted.places
 
     def _too_large(self, wanted: Need) -> str:
         allowed = [each for each in self._draft.devices if wanted.may_have(each)]

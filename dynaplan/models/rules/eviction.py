@@ -105,7 +105,7 @@ def _leaving_on(
     forced = [name for name in here if wanted.is_exclusive or holdings[name].is_exclusive]
     rest = {name: each for name, each in holdings.items() if name not in forced}
     optional = [name for name in here if name not in forced]
-    least = _fewest(device, wanted.bytes_each - free_bytes(device, rest), optional, rest)
+    least = _fewest(device, wanted.bytes_on(device.index) - free_bytes(device, rest), optional, rest)
     if least is None:
         return None
     after = {name: each for name, each in rest.items() if name not in least}

@@ -25,7 +25,7 @@ not free yet is foreign (``Device.foreign_bytes``), so that nothing is placed on
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dynaplan.models.model import HOST, Device, ModelPolicy, ModelState, ModelStatus, SleepLevel
 
@@ -46,7 +46,7 @@ class Need:
     """What a worker needs: ``bytes_each`` on each of ``devices`` GPUs; 0 of them is the host's memory.
 
     ``allowed`` are the devices that it may have, empty is any, by the owner's words ``chosen_by``; an
-    exclusive one is alone on its GPUs.
+    exclusive one is alone on its GPUs. ``parts`` are what unequal GPUs have of ``bytes_each``, less than 1.
     """
 
     model: str
@@ -55,6 +55,11 @@ class Need:
     allowed: frozenset[int] = frozenset()
     is_exclusive: bool = False
     chosen_by: str = ""
+    parts: Mapping[int, float] = field(default_factory=dict)
+
+    def bytes_on(self, index: int) -> int:
+        """Return what it needs on that device."""
+        return int(self.bytes_each * self.parts.get(index, 1.0))
 
     def may_have(self, device: Device) -> bool:
         is_its_kind = (device.index == HOST) == (self.devices == 0)
@@ -96,6 +101,7 @@ def need(settings: ModelPolicy, status: ModelStatus, devices: Iterable[Device]) 
         settings.allowed_devices,
         settings.is_exclusive,
         settings.chosen_by,
+        settings.parts,
     )
 
 
@@ -115,10 +121,11 @@ def holding(settings: ModelPolicy, status: ModelStatus, wanted: Need) -> Holding
     if status.state is ModelState.ASLEEP and level_of(settings, status.sleep_level):
         usual, least = _kept(settings, status, status.sleep_level), 0
     else:
-        usual = dict.fromkeys(status.placed_on, wanted.bytes_each)
+        usual = {index: wanted.bytes_on(index) for index in status.placed_on}
         least = wanted.bytes_each if status.state is ModelState.LOADING else settings.claim_bytes
     seen = {**usual, **status.held_bytes}
-    taken = {index: max(held, least if index in status.placed_on else 0) for index, held in seen.items()}
+    part = {index: wanted.parts.get(index, 1.0) for index in status.placed_on}
+    taken = {index: max(held, int(least * part.get(index, 0.0))) for index, held in seen.items()}
     return Holding(taken, settings.is_exclusive)
 
 
@@ -135,7 +142,7 @@ def _kept(settings: ModelPolicy, status: ModelStatus, level_name: str) -> dict[i
 
 def promise(wanted: Need, devices: Iterable[int]) -> Holding:
     """Return what is held for a model that goes to these devices."""
-    return Holding(dict.fromkeys(devices, wanted.bytes_each), wanted.is_exclusive)
+    return Holding({index: wanted.bytes_on(index) for index in devices}, wanted.is_exclusive)
 
 
 def holding_after_drain(settings: ModelPolicy, status: ModelStatus, sleep_level: str) -> Holding:
@@ -156,7 +163,7 @@ def occupants(device: Device, holdings: Holdings) -> list[str]:
 
 def has_room(wanted: Need, device: Device, holdings: Holdings) -> bool:
     """Tell whether the device can take a worker of the model beside what holds memory there."""
-    if not wanted.may_have(device) or free_bytes(device, holdings) < wanted.bytes_each:
+    if not wanted.may_have(device) or free_bytes(device, holdings) < wanted.bytes_on(device.index):
         return False
     there = occupants(device, holdings)
     if device.index == HOST:

@@ -7,7 +7,9 @@ from typing import Any
 from dynaplan.config.settings.models import OnDemandSettings
 from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.model_policies import model_policy
-from dynaplan.models.model import ModelPolicy
+from dynaplan.models.model import Device, ModelPolicy, ModelStatus
+from dynaplan.models.rules.eviction import choose
+from dynaplan.models.rules.memory import need, promise
 
 GB = 10**9
 BOX = [Gpu(0, "GPU-a", memory_bytes=24 * GB), Gpu(1, "GPU-b", memory_bytes=24 * GB)]
@@ -38,6 +40,24 @@ def test_a_llama_cpp_model_has_as_many_gpus_as_it_needs_and_equal_parts_on_each(
     assert (large.devices, large.claim_bytes) == (2, 15 * GB)
     never = policy(memory_gb=200, engine="llamacpp", model="a.gguf")
     assert (never.devices, never.claim_bytes) == (2, 100 * GB)
+
+
+def test_on_unequal_gpus_each_has_its_part_by_its_memory() -> None:
+    unequal = [Gpu(0, "GPU-a", memory_bytes=12 * GB), Gpu(1, "GPU-b", memory_bytes=24 * GB)]
+
+    def on_unequal(memory_gb: int) -> ModelPolicy:
+        own = OnDemandSettings(memory_bytes=memory_gb * GB)
+        return model_policy(own, {"engine": "llamacpp", "model": "a.gguf"}, 1, unequal)
+
+    small, large = on_unequal(10), on_unequal(30)
+    assert (small.devices, small.allowed_devices, small.parts) == (1, frozenset(), {})
+    assert (large.devices, large.claim_bytes, large.allowed_devices) == (2, 20 * GB, {0, 1})
+    wanted = need(large, ModelStatus("a"), [])
+    assert [wanted.bytes_on(index) for index in (0, 1)] == [10 * GB, 20 * GB]
+    devices = [Device(gpu.index, gpu.memory_bytes) for gpu in unequal]
+    choice = choose(wanted, devices, {}, ())
+    assert choice is not None
+    assert promise(wanted, choice.devices).bytes == {0: 10 * GB, 1: 20 * GB}
 
 
 def test_another_engine_is_not_spread_over_gpus_that_it_was_not_told_of() -> None:
