@@ -130,10 +130,10 @@ def models_overrides(models: Sequence[str]) -> list[str]:
 def is_models_file(text: str) -> bool:
     """Return whether this is a file of settings, or a directory of models, in the place of a graph."""
     path = Path(os.path.expanduser(text))
-    if path.is_dir():  # of GGUF files: it is neither a model nor a place of graphs
-        if (path / "config.json").is_file() or (path / "__init__.py").is_file():
-            return False
-        return any(path.glob("*.gguf")) or (not any(path.glob("*.py")) and any(path.rglob("*.gguf")))
+    if path.is_dir():
+        # What else lies beside GGUF files, a config.json or a script, does not make them another thing.
+        is_other = (path / "__init__.py").is_file() or any(path.glob("*.safetensors"))
+        return not is_other and any(path.rglob("*.gguf"))
     if not text.lower().endswith((".yaml", ".yml", ".ini")):
         return False
     from dynaplan.cli.graph_files import shipped_file

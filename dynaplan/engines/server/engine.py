@@ -19,11 +19,11 @@ from dynaplan.engines.held_hand_offs import HeldHandOffs
 from dynaplan.engines.model_memory import memory_need
 from dynaplan.engines.port import BlockChangesCallback, EngineContext, HandOffReady
 from dynaplan.engines.server.block_events import BlockEvents
-from dynaplan.engines.server.child import EngineChild, describe_exit, wait_until_ready
+from dynaplan.engines.server.child import EngineChild, describe_exit, run_bounded, wait_until_ready
 from dynaplan.engines.server.client import ServerClient
 from dynaplan.engines.server.engine_options import Options, lora_names, physical_gpus
 from dynaplan.engines.server.engine_watchdog import EngineWatchdog
-from dynaplan.engines.server.kind import EXIT_USAGE, Ask, EngineKind, LaunchLine
+from dynaplan.engines.server.kind import EXIT_USAGE, PID, STOP_COMMAND, Ask, EngineKind, LaunchLine
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
 from dynaplan.engines.server.sleep import EngineSleep
 from dynaplan.engines.server.start_lock import HOST, bounded_start, exclusive_start
@@ -282,6 +282,7 @@ class ServerEngine:
                 return True
         lines = child.last_lines()
         code = await child.wait()
+        await self._end_what_was_left()
         await self._end(0)
         if any(text in lines for text in kind.address_in_use):
             return False
@@ -358,6 +359,13 @@ class ServerEngine:
         except OSError as error:
             log.warning("the engine gets SIGTERM, as its pid is not known: %s", error)
             return ()
+
+    async def _end_what_was_left(self) -> None:
+        """Run the command that ends it after a start that failed: a container of an earlier life, which is no
+        child and outlives a SIGKILL of all, may have its name."""
+        if PID not in str(self._options.get(STOP_COMMAND, PID)):
+            port = self._lease.ports[0] if self._lease else 0
+            await run_bounded(self._kind.stop_command(self._options, port, 0), self._kind.term_grace_s)
 
     def _write(self, launch: LaunchLine) -> None:
         self._launch_files = tuple(launch.files)

@@ -133,6 +133,26 @@ def test_presets_and_directories_of_llama_cpp_are_recognised(
     assert found and found.models["big"].options["model"] == str(folder / "big.gguf")
 
 
+@pytest.mark.parametrize(
+    ("files", "is_one"),
+    [
+        (["a.gguf", "convert.py"], True),
+        (["sub/deep/a.gguf", "convert.py"], True),
+        (["a.gguf", "config.json"], True),
+        (["a.gguf", "config.json", "model.safetensors"], False),
+        (["a.gguf", "__init__.py"], False),
+        (["graph.py"], False),
+    ],
+)
+def test_a_directory_with_gguf_files_is_one_of_models_whatever_lies_beside_them(
+    tmp_path: Path, files: list[str], is_one: bool
+) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert is_models_file(str(tmp_path)) is is_one
+
+
 def test_a_file_of_dynaplans_own_is_read_as_ever(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("Models: {a: {engine: sim}}\n")
