@@ -396,7 +396,7 @@ function showDecisions(decisions) {
   keyed(byId("decisions"), decisions, (each) => `${each.at_s} ${each.text}`, (each) => {
     const item = element("li", each.is_change ? "change" : "", "");
     const details = document.createElement("details"), summary = document.createElement("summary");
-    summary.append(element("time", "", each.time), each.text);
+    summary.append(element("time", "", each.time), each.text.replaceAll("->", "→"));
     details.append(summary, element("pre", "", each.why));
     details.addEventListener("toggle", () => { if (details.open && charts.data) charts.show(each.at_s - charts.data.axis.began_s); });
     item.append(details);
