@@ -390,6 +390,22 @@ def check_fields(call: Call, api: EngineApi, owners: Collection[str] = ()) -> No
         raise bad_request(fault.message, param=fault.name, code="invalid_field")
 
 
+def without_foreign_fields(call: Call, api: EngineApi, owners: Collection[str] = ()) -> Call:
+    """Return the call without fields that are other engines' or other services', as many clients send them.
+
+    Raises ApiError (400) where they cannot be taken out: of a large body, and of a form.
+    """
+    names = api.foreign_fields(call.document, call.endpoint.path) - frozenset(owners)
+    if not names:
+        return call
+    if call.endpoint.is_form or not call.is_whole:
+        name = min(names)
+        message = f"{name!r}: this engine has no such field. Leave it out."
+        raise bad_request(message, param=name, code="invalid_field")
+    document = {name: value for name, value in call.document.items() if name not in names}
+    return msgspec.structs.replace(call, document=document, body=json.dumps(document).encode())
+
+
 def check_tools(call: Call, card: Mapping[str, Any]) -> None:
     """Raise ApiError (400) where a tool must be called and the model's chat template knows none."""
     choice = call.document.get("tool_choice")

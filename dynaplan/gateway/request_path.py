@@ -70,6 +70,7 @@ from dynaplan.gateway.openai_api import (
     no_such_path,
     no_worker,
     out_of_descriptors,
+    without_foreign_fields,
     worker_failed,
 )
 from dynaplan.gateway.passthrough import COUNT_TOKENS
@@ -376,6 +377,7 @@ class RequestProgress:
             filters = self.model.filters
             owners = () if filters is NO_FILTERS else filters.set_in(self.call.document)
             check_fields(self.call, api, owners)
+            self.call = without_foreign_fields(self.call, api, owners)
             check_tools(self.call, booking.instance.card)
             await self._place_prefill(booking)
             attempt = self._last = Attempt(self, booking, api, suspect)

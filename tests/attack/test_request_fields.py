@@ -58,8 +58,8 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]},
         {"samplers": ["top_k"] * 100_000},
         {"stop": ["x"] * 100_000},
-        {"guided_json": {}},
-        {"no_such_field": 1},
+        {f"no_such_field_{index}": 1 for index in range(33)},
+        {"tempreture": 1},
     ],
     "vllm": [
         {"chat_template": "{% for i in range(10**9) %}{% endfor %}"},
@@ -113,6 +113,14 @@ async def test_what_clients_send_honestly_reaches_the_engine_as_it_is(name: str)
         status, text = await here.post(CHAT, **fields)
         assert status == 200, text
         assert worker.bodies == [body(CHAT, **fields)]
+
+
+async def test_a_field_that_an_engine_would_pass_over_does_not_reach_it() -> None:
+    async with stage(served_model_name=MODEL) as here:
+        worker = await engine(here, "llamacpp")
+        status, text = await here.post(CHAT, guided_json={}, keep_alive="5m", usage={"include": True})
+        assert status == 200, text
+        assert worker.bodies == [body(CHAT)]
 
 
 @pytest.mark.parametrize(

@@ -82,11 +82,16 @@ def test_a_list_of_bounds_lets_every_other_field_through() -> None:
     assert fault and (fault.name, fault.message) == ("n", "'n' is 10: expected a whole number from 1 to 9.")
 
 
-def test_a_complete_list_refuses_every_other_field_and_names_the_nearest() -> None:
+def test_a_complete_list_refuses_a_slip_and_leaves_every_other_field_out() -> None:
     assert COMPLETE.fault({"n": 3, "seed": 1}) is None
     near, far = COMPLETE.fault({"seeds": 1}), COMPLETE.fault({"grammar_triggers": [1]})
     assert near and near.message.endswith("has no such field. Did you mean 'seed'?")
-    assert far and far.message == "'grammar_triggers' is [1]: this engine has no such field. Leave it out."
+    assert far is None
+    assert COMPLETE.foreign_fields({"n": 1, "seeds": 1, "grammar_triggers": [1]}) == {"grammar_triggers"}
+    assert API.foreign_fields({"n": 1, "grammar_triggers": [1]}) == frozenset()
+    assert COMPLETE.fault({f"other{index}": 1 for index in range(32)}) is None
+    many = COMPLETE.fault({f"other{index}": 1 for index in range(33)})
+    assert many and many.message.startswith("'other0' is one of more than 32 fields")
 
 
 def test_of_two_fields_that_contradict_each_other_one_is_to_be_left_out() -> None:

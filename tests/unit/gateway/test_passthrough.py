@@ -19,6 +19,7 @@ from dynaplan.gateway.openai_api import (
     check_fields,
     check_media,
     parse_call,
+    without_foreign_fields,
 )
 from dynaplan.gateway.passthrough import survey
 
@@ -153,6 +154,8 @@ def test_an_engine_whose_fields_are_all_known_takes_only_the_other_paths_that_it
     check_fields(call("/v1/embeddings", input="x"), known)
     with pytest.raises(ApiError, match=r"has no such field.* Did you mean 'input'"):
         check_fields(call("/v1/embeddings", inputs="x"), known)
+    sent = without_foreign_fields(call("/v1/embeddings", input="x", keep_alive=5), known)
+    assert json.loads(sent.body) == sent.document == {"model": "m", "input": "x"}
     with pytest.raises(ApiError, match="has no /v1/rerank") as refusal:
         check_fields(call("/v1/rerank", query="x"), known)
     assert refusal.value.status == 404
