@@ -349,7 +349,7 @@ def find_obstacle(call: Call, partial: PartialAnswer, tokens: int, api: EngineAp
     if partial.finish_reason:
         return "the answer has ended, but for its usage"
     document = parse_whole(call)
-    if any(isinstance(document.get(name), int) and document[name] <= tokens for name in _LIMITS):
+    if any(isinstance(document.get(name), int) and 0 <= document[name] <= tokens for name in _LIMITS):
         return "the answer has all its tokens"
     if document.get("logprobs") and text[-1:].isspace():
         # What is cut at the seam is text; the probabilities are of whole tokens.

@@ -453,16 +453,20 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
+_LEAST = {"max_tokens": -1, "max_completion_tokens": -1, "n": 1}
+"""The least numbers. -1 is the word of LM Studio's and llama.cpp's clients for "no limit"."""
+
+
 def _check_types(document: Mapping[str, Any]) -> None:
     model = document.get("model")
     if not isinstance(model, str) or not model:
         raise bad_request("'model' must be a non-empty text", param="model")
     if not isinstance(document.get("stream"), bool | None):
         raise bad_request("'stream' must be true or false", param="stream")
-    for name in ("max_tokens", "max_completion_tokens", "n"):
+    for name, least in _LEAST.items():
         value = document.get(name)
-        if value is not None and (type(value) is not int or value < (name == "n")):
-            raise bad_request(f"{name!r} must be a whole number, not negative", param=name)
+        if value is not None and (type(value) is not int or value < least):
+            raise bad_request(f"{name!r} must be a whole number, at least {least}", param=name)
     _check_server_fields(document)
 
 

@@ -223,7 +223,7 @@ async def test_a_stream_that_has_begun_does_not_wait_any_more() -> None:
         '{"model": "sim-8b", "messages": [7]}',
         '{"model": "sim-8b", "messages": [{"role": "user", "content": 7}]}',
         '{"model": "sim-8b", "messages": [{"role": "user", "content": "x"}], "stream": "yes"}',
-        '{"model": "sim-8b", "messages": [{"role": "user", "content": "x"}], "max_tokens": -1}',
+        '{"model": "sim-8b", "messages": [{"role": "user", "content": "x"}], "max_tokens": -2}',
         '{"model": "sim-8b", "messages": [{"role": "user", "content": "x"}], "kv_transfer_params": {}}',
         '{"model": "sim-8b", "messages": [{"role": "user", "content": "x"}], "bootstrap_host": "10.0.0.1"}',
         "[" * 100_000,

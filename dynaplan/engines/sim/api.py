@@ -156,7 +156,7 @@ def _answer_tokens(
     body: Mapping[str, Any], question: Sequence[int], begun: int, room: int
 ) -> tuple[int, str]:
     """Choose the answer's length in tokens and its finish reason; without a limit it ends by itself."""
-    limit = _token_count(body, "max_completion_tokens", 1) or _token_count(body, "max_tokens", 1)
+    limit = _answer_limit(body, "max_completion_tokens") or _answer_limit(body, "max_tokens")
     if limit is not None:
         if limit > room:
             raise UserError(
@@ -168,6 +168,10 @@ def _answer_tokens(
     natural = MIN_NATURAL_TOKENS + hash(question) % NATURAL_SPREAD_TOKENS - begun // BYTES_PER_TOKEN
     natural = max(natural, _token_count(body, "min_tokens", 0) or 0, 1)
     return (natural, "stop") if natural <= room else (room, "length")
+
+
+def _answer_limit(body: Mapping[str, Any], key: str) -> int | None:
+    return None if body.get(key) == -1 else _token_count(body, key, 1)
 
 
 def _stop(value: Any) -> tuple[str, ...]:

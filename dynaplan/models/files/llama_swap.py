@@ -47,7 +47,7 @@ MIN_HEALTH_CHECK_S = 15
 _LOGS = "logs are dynaplan's: `dynaplan logs`"
 _LOADING = "a stream gets comments while a model loads, which do not become part of the answer"
 _DRAINS = "a model finishes what it answers: `drain-deadline`"
-_NO_PEERS = "models of other machines are not served: `dynaplan join` adds their workers"
+_NO_PEERS = "models of other services are not served here: ask them at their own address"
 
 NO_MEANING = {
     "logLevel": _LOGS,
@@ -402,8 +402,8 @@ def _port(url: str) -> str:
     return url.partition("://")[2].partition("/")[0].rpartition(":")[2]
 
 
-def _uncommented(text: str) -> str:
-    return without_comments(getattr(text, "lines", text))
+def _uncommented(text: Any) -> str:
+    return without_comments(str(getattr(text, "lines", text)))
 
 
 def split_command(text: str, where: str) -> list[str]:
@@ -428,6 +428,8 @@ class _Macros:
 
     def fill_command(self, text: Any, where: str) -> str:
         """Return the command with all macros put in, but for those of its comments, and theirs."""
+        if isinstance(text, list | Mapping):
+            raise ConfigError(f"{where} = {text!r}", hint="Expected the command as one text, as in a shell.")
         return self._filled(_uncommented(text), where, (), clean=_uncommented) if text else ""
 
     def fill(self, value: Any, where: str, *, keeps_unknown: bool = False) -> Any:

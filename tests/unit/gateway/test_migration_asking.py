@@ -145,6 +145,7 @@ def test_a_body_beyond_the_bound_does_not_migrate(monkeypatch: pytest.MonkeyPatc
 
 def test_an_answer_at_its_limit_or_its_end_has_no_rest() -> None:
     assert "all its tokens" in find_obstacle(chat(max_tokens=3), partial("abc"), 3, API)
+    assert not find_obstacle(chat(max_tokens=-1), partial("abc"), 3, API)
     assert "has ended" in find_obstacle(chat(), partial("abc", finish_reason="stop"), 3, API)
 
 

@@ -372,7 +372,7 @@ NO_KEY = "llama-swap has no such key, and it changes nothing."
         ),
         (
             "models: {a: {cmd: s}}\npeer: {b: {proxy: 'http://b', models: [c]}}",
-            "peer: models of other machines are not served: `dynaplan join` adds their workers.",
+            "peer: models of other services are not served here: ask them at their own address.",
         ),
         (
             "models: {a: {cmd: s}}\nrouting: {scheduler: {use: fifo}}",
@@ -408,6 +408,8 @@ def test_what_llama_swap_would_pass_over_is_a_note(text: str, note: str) -> None
     ("text", "problem"),
     [
         ("models: {a: {cmd: ''}}", r"models.a.cmd is empty"),
+        ("models: {a: {cmd: [s, -m, x]}}", r"models.a.cmd = \['s', '-m', 'x'\]\s+Expected .*as one text"),
+        ("models: {a: {cmd: s, cmdStop: {x: y}}}", r"models.a.cmdStop = .*\s+Expected .*as one text"),
         ('models: {a: {cmd: "s \'x"}}', r"models.a.cmd is .*No closing quotation"),
         ("models: {a: {cmd: '${llma}'}}\nmacros: {llama: x}", r"models.a.cmd: no macro is called 'llma'"),
         ("models: {a: {cmd: '${x}'}}\nmacros: {x: '${y}', y: '${x}'}", r"contains itself\s+x -> y -> x"),
