@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ def sections_of(found: ImportedFile) -> tuple[Sections, list[str]]:
     models = {}
     for name, model in found.models.items():
         models[name] = _entry(name, model, found.constraints)
-        notes += _use_own_llama_server(name, models[name])
+        notes += [*_key_notes(name, models[name]), *_use_own_llama_server(name, models[name])]
     for name in found.preload:
         models[name]["preload"] = True
     sections: Sections = {MODELS: models}
@@ -91,6 +91,13 @@ def sections_of(found: ImportedFile) -> tuple[Sections, list[str]]:
         further = {"further-api-key": list(found.api_keys[1:])} if found.api_keys[1:] else {}
         sections["Frontend"] = {"api-key": found.api_keys[0], **further}
     return sections, notes
+
+
+def _key_notes(name: str, entry: Mapping[str, Any]) -> list[str]:
+    """Say that an engine's own key is left out: clients ask the frontend, which asks the engine."""
+    found = recognise(read_command(entry.get(COMMAND)).words)
+    keys = [f"--{each}" for each in ("api-key", "api-key-file") if found and each in found.flags]
+    return [f"{name}: {each} is left out: clients are asked for `Frontend.api-key`." for each in keys]
 
 
 def _use_own_llama_server(name: str, entry: dict[str, Any]) -> list[str]:

@@ -285,7 +285,7 @@ def _memory_fault(memory: ServiceMemory) -> str:
     # llama.cpp leaves on the CPU what its GPUs cannot hold.
     is_certain = need.is_certain and memory.engine != LLAMACPP
     fits = longest_context(memory.gpu_bytes - need.weights_bytes, need.token_bytes * need.sequences)
-    return _report_fault(memory.service, fault, fits, is_certain, memory.engine)
+    return _report_fault(memory, fault, fits, is_certain)
 
 
 def _box_memory_faults(services: Sequence[ServiceMemory], box: BoxMemory) -> list[str]:
@@ -304,11 +304,11 @@ def _box_memory_faults(services: Sequence[ServiceMemory], box: BoxMemory) -> lis
         is_certain = all(each.need.is_certain and each.engine == LLAMACPP for each in services)
         fits = _longest_context(services, box.total_bytes - sum(weights.values()))
         text = f"{fault}; this box has {_gb(box.total_bytes)}"
-        return [_report_fault(largest.service, text, fits, is_certain, largest.engine)]
+        return [_report_fault(largest, text, fits, is_certain)]
     if needed > box.available_bytes:
         fits = _longest_context(services, box.available_bytes - sum(weights.values()))
         text = f"{fault}; {_gb(box.available_bytes)} of {_gb(box.total_bytes)} are free now"
-        return [_report_fault(largest.service, text, fits, False, largest.engine)]
+        return [_report_fault(largest, text, fits, False)]
     return []
 
 
@@ -322,15 +322,16 @@ def _memory_request(memory: ServiceMemory) -> str:
     need = memory.need
     slots = f" for each of {need.sequences} requests (max-num-seqs)" if need.sequences > 1 else ""
     return (
-        f"max-model-len is {need.context_tokens}{slots}, which needs {_gb(need.kv_bytes)} of KV entries and "
-        f"{_gb(need.weights_bytes)} of weights per worker"
+        f"{need.context_option} is {need.context_tokens}{slots}, which needs {_gb(need.kv_bytes)} "
+        f"of KV entries and {_gb(need.weights_bytes)} of weights per worker"
     )
 
 
-def _report_fault(service: str, fault: str, fits: int, is_certain: bool, engine: str) -> str:
+def _report_fault(memory: ServiceMemory, fault: str, fits: int, is_certain: bool) -> str:
     """Return the warning, or raise it when it is certain."""
+    service, engine, option = memory.service, memory.engine, memory.need.context_option
     smaller = {LLAMACPP: "a smaller max-num-seqs, or cache-type-k and cache-type-v: q8_0"}
-    hint = f"The longest context that fits is max-model-len: {fits}." if fits else "Not even the weights fit."
+    hint = f"The longest context that fits is {option}: {fits}." if fits else "Not even the weights fit."
     hint += f" Also: {smaller.get(engine, 'a kv-cache-dtype of 8 bits, or more GPUs per worker')}."
     if is_certain:
         raise ConfigError(f"{service}: {fault}", hint=hint)

@@ -75,7 +75,7 @@ class MemoryNeed:
     ``context_tokens`` tokens are kept for each of ``sequences`` requests, at ``token_bytes`` each.
     ``is_certain`` says that the engine takes all of this at once, or refuses to start: with no option that
     would make it smaller, and a model whose KV entries are known exactly. ``gpu_fraction`` is the part of the
-    memory of its GPUs that the engine may use.
+    memory of its GPUs that the engine may use. ``context_option`` is the option that says the context.
     """
 
     weights_bytes: float
@@ -84,6 +84,7 @@ class MemoryNeed:
     sequences: int = 1
     is_certain: bool = False
     gpu_fraction: float = 1.0
+    context_option: str = "max-model-len"
 
     @property
     def kv_bytes(self) -> float:
@@ -253,9 +254,11 @@ def _llamacpp_need(path: Path, options: Options, gpus: float) -> MemoryNeed | No
     if options.get(COMMAND):
         context = options.get("ctx-size")
         tokens = context if isinstance(context, int) and context > 0 else shape.trained_tokens
-        return MemoryNeed(weights_bytes, token_bytes, tokens)
+        return MemoryNeed(weights_bytes, token_bytes, tokens, context_option="ctx-size")
     checked = read_options(options, gpus)
-    parts = 1 if checked.is_unified or not checked.context_tokens else checked.slots
+    # ctx-size is the context of all requests together.
+    context_option = next((name for name in ("ctx-size", "c", "n-ctx") if name in options), "max-model-len")
+    parts = checked.slots if context_option == "max-model-len" else 1
     return MemoryNeed(
         weights_bytes,
         token_bytes,
@@ -263,6 +266,7 @@ def _llamacpp_need(path: Path, options: Options, gpus: float) -> MemoryNeed | No
         parts,
         shape.is_exact,
         min(1.0, gpus or 1.0),
+        context_option,
     )
 
 

@@ -45,7 +45,7 @@ CONTEXT_CODE = "context_length_exceeded"
 UNKNOWN_URL = "unknown_url"
 """The code of an error about a path that is not there."""
 
-CONTEXT_ADVICE = "Shorten the prompt, or have the service started with a larger max-model-len."
+CONTEXT_ADVICE = "Shorten the prompt, or have the model started with a larger context."
 
 
 MAX_TEXTS = 2048

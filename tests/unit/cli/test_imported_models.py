@@ -96,6 +96,13 @@ def test_a_file_with_every_key_that_llama_swap_documents_is_served_and_says_what
     assert not {"apiKeys", "models.container.cmdStop", "matrix", "hooks"} & left_out
 
 
+def test_an_engines_own_key_is_left_out_and_that_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models: {a: {cmd: llama-server -m a.gguf --api-key x}}")
+    _, notes = read(file, [])
+    assert "a: --api-key is left out: clients are asked for `Frontend.api-key`." in notes
+
+
 def test_a_comment_in_a_folded_command_ends_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("""

@@ -184,6 +184,27 @@ def test_llamacpp_takes_the_context_of_each_slot(tmp_path: Path) -> None:
     assert (need.weights_bytes, need.is_certain, need.gpu_fraction) == (len(GOOD), True, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("options", "tokens", "option"),
+    [
+        ({"ctx-size": 2048}, 2048, "ctx-size"),
+        ({"ctx-size": 2048, "parallel": 2}, 2048, "ctx-size"),
+        ({"command": "llama-server -m {path} -c 4096 -np 4"}, 4096, "ctx-size"),
+        ({"command": "llama-server -m {path} -c 4096 -c 512"}, 512, "ctx-size"),
+        ({"command": "LLAMA_ARG_CTX_SIZE=256 llama-server -m {path}"}, 256, "ctx-size"),
+    ],
+)
+def test_a_context_of_all_requests_is_named_as_it_is_written(
+    tmp_path: Path, options: dict[str, Any], tokens: int, option: str
+) -> None:
+    path = written(tmp_path, GOOD)
+    given = {key: each.format(path=path) if key == "command" else each for key, each in options.items()}
+    own = given if "command" in given else {**given, "model": str(path)}
+    need = memory_need("llamacpp", own, 1)
+    assert need
+    assert (need.context_tokens, need.sequences, need.context_option) == (tokens, 1, option)
+
+
 def test_llamacpps_types_of_entries_count(tmp_path: Path) -> None:
     options = {"model": str(written(tmp_path, GOOD)), "cache-type-k": "q8_0", "cache-type-v": "f32"}
     need = memory_need("llamacpp", options, 0.5)

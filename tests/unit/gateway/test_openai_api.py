@@ -73,5 +73,5 @@ def test_a_prompt_as_long_as_the_context_is_left_to_the_worker_and_a_longer_one_
     call = parse_call(COMPLETIONS, b'{"model": "m", "prompt": [1, 2, 3]}')
     check_context(call, 3)
     check_context(call, 0)
-    with pytest.raises(ApiError, match=r"maximum context length is 2 tokens.* larger max-model-len"):
+    with pytest.raises(ApiError, match=r"maximum context length is 2 tokens.* larger context"):
         check_context(call, 2)
