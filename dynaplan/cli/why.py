@@ -57,8 +57,11 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     moments, missing = _decided(found, last, changes=changes)
     moments += [(each.at_unix_s, manual_line(each)) for each in manual_changes_of(found, last)]
     fleet = asyncio.run(published(found.namespace))
-    moments += [(each.at_unix_s, event_line(each)) for each in model_events_in(fleet)]
-    moments += [(each.at_unix_s, removal_line(each)) for each in removals_in(fleet)]
+    events = model_events_in(fleet)
+    moments += [(each.at_unix_s, event_line(each)) for each in events]
+    # A model's worker is removed for the reason that its event has.
+    removed = (each for each in removals_in(fleet) if not any(each.why in event.sentence for event in events))
+    moments += [(each.at_unix_s, removal_line(each)) for each in removed]
     for _, text in sorted(moments, key=itemgetter(0)):
         click.echo(text if "\n" in text else fold(text, screen.width(), INDENT))
     kept = planner_keys_of(found.document)

@@ -39,8 +39,14 @@ def test_planner_persons_models_and_removals_are_one_story_by_time(
     found: Any = SimpleNamespace(namespace="ns", log_dir=tmp_path, began_s=0.0, document={})
     record_manual_change(tmp_path, ManualChange(200.0, "alice", "decode 4 -> 2"))
     fleet = {
-        MODEL_EVENTS: [asdict(ModelEvent(300.0, "ant", "load: asked for"))],
-        REMOVALS: [Removal("ns_VllmWorker_3", 250.0, "2 of 4 wanted").to_json()],
+        MODEL_EVENTS: [
+            asdict(ModelEvent(290.0, "bee", "unload: makes room for ant")),
+            asdict(ModelEvent(300.0, "ant", "load: asked for")),
+        ],
+        REMOVALS: [
+            Removal("ns_VllmWorker_3", 250.0, "2 of 4 wanted").to_json(),
+            Removal("ns_bee", 290.0, "makes room for ant").to_json(),
+        ],
     }
 
     async def published(namespace: str) -> dict[str, Any]:
@@ -54,6 +60,7 @@ def test_planner_persons_models_and_removals_are_one_story_by_time(
         "decided",
         f"{local_time(200.0)}  by hand (alice): decode 4 -> 2",
         f"{local_time(250.0)}  ns_VllmWorker_3 was removed: 2 of 4 wanted",
+        f"{local_time(290.0)}  model bee: unload: makes room for ant",
         f"{local_time(300.0)}  model ant: load: asked for",
         "No change yet.",
     ]
