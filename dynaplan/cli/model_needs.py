@@ -84,14 +84,13 @@ def check_never_loaded(found: ModelNeeds) -> list[str]:
 def chosen_places(found: ModelNeeds) -> list[str]:
     """Return a line for each model whose GPUs its owner has chosen: ``big: on GPU 0 (--gpus device=0)``."""
     lines = []
-    for each in found.needs:
-        is_named = each.allowed or not each.devices
-        place = (
-            chosen_place(each, sorted(each.allowed))
-            if is_named
-            else f" on {each.devices} GPUs ({each.chosen_by})"
-        )
-        lines += [f"{each.model}:{place}"] if each.chosen_by else []
+    for each in (wanted for wanted in found.needs if wanted.chosen_by):
+        if each.allowed or not each.devices:
+            place = chosen_place(each, sorted(each.allowed))
+        else:
+            number = "1 GPU" if each.devices == 1 else f"{each.devices} GPUs"
+            place = f" on {number} ({each.chosen_by})"
+        lines.append(f"{each.model}:{place}")
     return lines
 
 

@@ -272,34 +272,31 @@ def _masks(
     devices = [each for each in _values(container, ("--device",)) if each.startswith(_DEVICE_INTERFACE)]
     if devices:
         names = [each.removeprefix(_DEVICE_INTERFACE) for each in devices]
-        given.append(None if "all" in names else ",".join(names))
+        given.append(ALL if ALL in names else ",".join(names))
         said += [f"--device {each}" for each in devices]
     by_variable, variable_words = _variable_mask(variables, CONTAINER_MASK)
     inner, inner_words = _variable_mask(variables, MASK)
-    outermost = [each for each in given if each is not None] or by_variable
-    if inner and not outermost:
-        outermost = [ALL]
+    outermost = given or by_variable or ([ALL] if inner else [])
     return [*outermost[-1:], *inner], [*said, *variable_words, *inner_words]
 
 
 def _variable_mask(variables: Mapping[str, str], name: str) -> tuple[list[str], list[str]]:
     value = variables.get(name)
-    if value is None or value == ALL:
+    if value is None:
         return [], []
     return [value], [f"{name}={value}"]
 
 
-def _of_gpus_flag(value: str) -> str | None:
-    """Return the mask that docker's ``--gpus`` makes; None for all: ``2`` is the first two of the box."""
+def _of_gpus_flag(value: str) -> str:
+    """Return the mask that docker's ``--gpus`` makes: ``2`` is the first two of the box."""
     text = value.strip("'\"")
     if text.isdecimal():
         return ",".join(map(str, range(int(text))))
     fields = re.match(r"(?:.*,)?\"?device=(?P<devices>[^\"]*)", text)
     if fields is None:
-        return None
+        return ALL
     # "device=0,1" and "device=0,capabilities=utility" have the same form: a field begins at a name.
-    devices = re.split(r",(?=[a-z]+=)", fields["devices"])[0]
-    return None if devices == ALL else devices
+    return re.split(r",(?=[a-z]+=)", fields["devices"])[0]
 
 
 def _split_parts(flags: Mapping[str, str]) -> list[float]:
