@@ -109,6 +109,8 @@ MODEL_FLAGS: Mapping[str, tuple[str, ...]] = {
 }
 """The flags that name the model. A llama-server with none of them is a router of many models."""
 
+_PARALLEL = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size"}
+
 SHORT_FLAGS: Mapping[str, Mapping[str, str]] = {
     "llamacpp": {
         "m": "model",
@@ -161,16 +163,8 @@ SHORT_FLAGS: Mapping[str, Mapping[str, str]] = {
         "draft-n-min": "draft-min",
         "log-verbose": "verbose",
     },
-    "vllm": {
-        "tp": "tensor-parallel-size",
-        "pp": "pipeline-parallel-size",
-        "dp": "data-parallel-size",
-    },
-    "sglang": {
-        "tp": "tensor-parallel-size",
-        "pp": "pipeline-parallel-size",
-        "dp": "data-parallel-size",
-    },
+    "vllm": _PARALLEL,
+    "sglang": _PARALLEL,
 }
 """Further names of flags, without dashes, and the long ones that are used here (llama.cpp's README)."""
 

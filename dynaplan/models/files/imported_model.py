@@ -83,7 +83,7 @@ def _merged(before: Any, value: Any) -> Any:
 class ImportedModel:
     """One model of the file.
 
-    - ``options``: its entry below ``Models:``, in kebab-case; with ``command`` where no engine was recognised
+    - ``options``: its entry below ``Models:``, in kebab-case
     - ``url``: where its command listens, if not on ``${PORT}`` of the loopback address; may end in a path
     - ``stop_command``: what ends it, with ``${PID}``; empty for SIGTERM
     - ``upstream_name``: the name by which its command knows the model; empty for its own

@@ -12,6 +12,7 @@ from dynaplan.cli.service_options import is_models_file, models_overrides
 from dynaplan.config.models import components_of
 from dynaplan.config.overrides import Sections, parse_overrides
 from dynaplan.engines.command import check
+from dynaplan.engines.llamacpp.engine import check as check_llamacpp
 from dynaplan.engines.server.owners_command import KEYS
 from dynaplan.graph.config import validate_config
 from dynaplan.graph.loading import load_graph
@@ -94,6 +95,55 @@ def test_a_file_with_every_key_that_llama_swap_documents_is_served_and_says_what
     left_out = {each.partition(": ")[0] for each in notes}
     assert {"peers", "selectors", "profiles", "tailcat"} <= left_out
     assert not {"apiKeys", "models.container.cmdStop", "matrix", "hooks"} & left_out
+
+
+PRESETS = """
+version = 1
+[*]
+n-gpu-layers = all
+threads = 2
+jinja = true
+[embed]
+model = /models/a.gguf
+embeddings = true
+pooling = last
+[rerank]
+model = /models/b.gguf
+reranking = true
+pooling = rank
+[chat]
+model = /models/c.gguf
+temp = 0.6
+top-p = 0.95
+mlock = on
+ctx-size = 0
+model-draft = /models/d.gguf
+"""
+
+
+def test_without_a_llama_server_the_package_is_told_what_a_preset_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setattr(imported_models.shutil, "which", lambda _: None)
+    file = tmp_path / "models.ini"
+    file.write_text(PRESETS)
+    config, notes = read(file, [])
+    assert config["Models"]["chat"] == {
+        "engine": "llamacpp",
+        "n-gpu-layers": "all",
+        "threads": 2,
+        "jinja": True,
+        "temp": 0.6,
+        "top-p": 0.95,
+        "mlock": True,
+        "ctx-size": 0,
+        "model-draft": "/models/d.gguf",
+        "model": "/models/c.gguf",
+    }
+    for entry in config["Models"].values():
+        check_llamacpp(entry, 1)
+    assert sum("the xllamacpp package serves it" in each for each in notes) == 3
 
 
 def test_an_engines_own_key_is_left_out_and_that_is_said(tmp_path: Path) -> None:
