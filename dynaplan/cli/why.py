@@ -60,7 +60,8 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     events = model_events_in(fleet)
     moments += [(each.at_unix_s, event_line(each)) for each in events]
     # A model's worker is removed for the reason that its event has.
-    removed = (each for each in removals_in(fleet) if not any(each.why in event.sentence for event in events))
+    told = {event.sentence.partition(": ")[2] for event in events}
+    removed = (each for each in removals_in(fleet) if each.why not in told)
     moments += [(each.at_unix_s, removal_line(each)) for each in removed]
     for _, text in sorted(moments, key=itemgetter(0)):
         click.echo(text if "\n" in text else fold(text, screen.width(), INDENT))
