@@ -19,6 +19,12 @@ REPETITIONS = frozenset(
 """Keys of a JSON schema whose number is a number of repetitions in the grammar that engines make of it."""
 
 
+TOOL_FIELDS = frozenset({"tools", "functions"})
+"""The fields with tools, whose schemas are those of a client's program."""
+
+MAX_REPETITIONS = 5_000
+"""The largest number of repetitions of a tool's schema that an engine gets."""
+
 MAX_FOREIGN_FIELDS = 32
 """Fields that a request may have beside an engine's; each is compared with all of those."""
 
@@ -106,6 +112,16 @@ class EngineApi:
         rules = self.paths.get(path, self.fields)
         others = document.keys() - rules.keys() if self.is_complete else ()
         return frozenset(name for name in others if not _slip(name, rules))
+
+    def loosened_tools(self, document: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+        """Return fields with tools whose schemas are beyond a bound, without their large repetitions.
+
+        Those would make a grammar slow, and are no more than hints to a model.
+        """
+        rules = self.paths.get(path, self.fields)
+        names = TOOL_FIELDS & document.keys() & rules.keys()
+        beyond = [name for name in names if not rules[name].accepts(document[name])]
+        return {name: without_large_repetitions(document[name]) for name in beyond}
 
     def _contradiction(self, document: Mapping[str, Any]) -> FieldFault | None:
         for other, name in self.contradictions.items():
@@ -226,6 +242,21 @@ def schema(max_depth: int, max_values: int, max_repetitions: int) -> FieldRule:
         f"JSON nested at most {max_depth} deep, with at most {max_values} values and at most"
         f" {max_repetitions} for {', '.join(sorted(REPETITIONS))}",
         lambda value: _is_small(value, max_depth, max_values, max_repetitions),
+    )
+
+
+def without_large_repetitions(value: Any, depth: int = 64) -> Any:
+    """Return JSON without the numbers of repetitions that are larger than ``MAX_REPETITIONS``."""
+    if not depth:
+        return value
+    if isinstance(value, dict):
+        return {
+            name: without_large_repetitions(each, depth - 1)
+            for name, each in value.items()
+            if not (name in REPETITIONS and _is_above(each, MAX_REPETITIONS))
+        }
+    return (
+        [without_large_repetitions(each, depth - 1) for each in value] if isinstance(value, list) else value
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dynaplan.engines.api_rules import (
+    MAX_REPETITIONS,
     EngineApi,
     ErrorRule,
     FieldRule,
@@ -36,7 +37,7 @@ MAX_LOGPROBS = 100
 SCHEMA = schema(max_depth=64, max_values=5_000, max_repetitions=5_000)
 """llama.cpp took 7 s for ``maxItems: 100000`` and 18 s for 5000 properties (2026.10)."""
 
-TOOLS = schema(max_depth=64, max_values=50_000, max_repetitions=5_000)
+TOOLS = schema(max_depth=64, max_values=50_000, max_repetitions=MAX_REPETITIONS)
 """The schemas of all tools together; an agent has dozens."""
 
 BOUNDED_FIELDS: Mapping[str, FieldRule] = {
@@ -59,7 +60,7 @@ ANSWER_SCHEMAS: Mapping[str, FieldRule] = {"text": SCHEMA, "output_config": SCHE
 IGNORED_FIELDS = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("prompt_cache_retention", "modalities", "audio", "prediction", "web_search_options", "verbosity"),
-    *("function_call", "reasoning", "include", "moderation"),
+    *("function_call", "reasoning", "include", "moderation", "client_metadata"),
 )
 """Fields of OpenAI's API that mean nothing to an engine of one's own; clients send them all the same."""
 

@@ -390,6 +390,17 @@ def check_fields(call: Call, api: EngineApi, owners: Collection[str] = ()) -> No
         raise bad_request(fault.message, param=fault.name, code="invalid_field")
 
 
+def with_loosened_tools(call: Call, api: EngineApi) -> Call:
+    """Return the call with schemas of tools that its engine takes; a large body and a form stay."""
+    if call.endpoint.is_form or not call.is_whole:
+        return call
+    loosened = api.loosened_tools(call.document, call.endpoint.path)
+    if not loosened:
+        return call
+    document = {**call.document, **loosened}
+    return msgspec.structs.replace(call, document=document, body=json.dumps(document).encode())
+
+
 def without_foreign_fields(call: Call, api: EngineApi, owners: Collection[str] = ()) -> Call:
     """Return the call without fields that are other engines' or other services', as many clients send them.
 

@@ -70,6 +70,7 @@ from dynaplan.gateway.openai_api import (
     no_such_path,
     no_worker,
     out_of_descriptors,
+    with_loosened_tools,
     without_foreign_fields,
     worker_failed,
 )
@@ -376,6 +377,7 @@ class RequestProgress:
             api = self.path.api_of(booking.instance)
             filters = self.model.filters
             owners = () if filters is NO_FILTERS else filters.set_in(self.call.document)
+            self.call = with_loosened_tools(self.call, api)
             check_fields(self.call, api, owners)
             self.call = without_foreign_fields(self.call, api, owners)
             check_tools(self.call, booking.instance.card)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dynaplan.engines import api_rules as rules
 from dynaplan.engines.api_rules import EngineApi, FieldRule
+from dynaplan.engines.engine_apis import LLAMACPP_API
 
 DEEP = json.loads('{"items":' * 200 + "1" + "}" * 200)
 
@@ -106,3 +107,16 @@ def test_a_death_is_told_by_the_engines_words() -> None:
     assert API.reports_death("500: it is dead")
     assert not API.reports_death("it lives")
     assert not EngineApi().reports_death("it is dead")
+
+
+def test_schemas_of_tools_lose_numbers_of_repetitions_that_are_too_large() -> None:
+    """As Claude Code 2.1 sends them: a script of at most 524,288 characters."""
+    text = {"type": "string", "maxLength": 524_288, "minLength": 1}
+    tools = [
+        {"name": "run", "input_schema": {"properties": {"script": text, "maxLength": {"type": "string"}}}}
+    ]
+    left = LLAMACPP_API.loosened_tools({"tools": tools}, "/v1/messages")["tools"]
+    properties = left[0]["input_schema"]["properties"]
+    assert properties == {"script": {"type": "string", "minLength": 1}, "maxLength": {"type": "string"}}
+    assert LLAMACPP_API.fault({"tools": left}, "/v1/messages") is None
+    assert LLAMACPP_API.loosened_tools({"tools": left}, "/v1/messages") == {}
