@@ -222,7 +222,7 @@ def test_each_engines_own_error_becomes_openais(engine: str) -> None:
         body = {"object": "error", "message": words, "type": "BadRequestError", "code": 400}
     error = json.loads(rewrite_context_error(400, json.dumps(body).encode()))["error"]
     assert (error["code"], error["type"]) == ("context_length_exceeded", "invalid_request_error")
-    assert "max-model-len" in error["message"]
+    assert "larger context" in error["message"]
     assert ".." not in error["message"]
 
 
