@@ -6,7 +6,6 @@ import asyncio
 import logging
 import shlex
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +17,7 @@ import click
 from dynaplan.cli.main import EXIT_INTERRUPTED
 from dynaplan.cli.options import config_file_option
 from dynaplan.cli.service_options import ServiceOptionsCommand
-from dynaplan.util.progress import ProgressLine, left_words, time_left_s
+from dynaplan.util.progress import ProgressLine
 
 if TYPE_CHECKING:
     from dynaplan.lab.profiling.session import ProfileOptions, ProfileResult, RunStage
@@ -117,9 +116,8 @@ def command(context: click.Context, /, config_file: str | None, **given: Any) ->
 class ProfileProgress:
     """Prints lines on standard output, and to the log file, and the progress on standard error."""
 
-    def __init__(self, line: ProgressLine | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, line: ProgressLine | None = None) -> None:
         self._line = line or ProgressLine()
-        self._now_s = now_s
 
     def report(self, line: str) -> None:
         self._line.erase()
@@ -128,13 +126,12 @@ class ProfileProgress:
 
     @contextmanager
     def stage(self, label: str, points: int) -> Iterator[Callable[[], None]]:
-        """Show the points that are done and left; the time left is estimated by the pace of this stage."""
-        begun_s, done = self._now_s(), 0
+        """Show the points that are done and left; no time: later points take far longer."""
+        done = 0
 
         def show() -> None:
-            left = left_words(time_left_s(done, points, self._now_s() - begun_s))
             text = f"{label}: {done} of {points} points measured"
-            self._line.show(f"{text}, {left}" if left else text, text)
+            self._line.show(text, text)
 
         def advance() -> None:
             nonlocal done
@@ -242,7 +239,12 @@ def _next_step(options: ProfileOptions) -> str:
     is_shipped = options.graph == "graphs.agg:Frontend"
     graph = "graphs.disagg:Frontend" if is_shipped and PREFILL_COMPONENT in options.config else options.graph
     file = shlex.quote(str(options.output_dir / CONFIG_FILE))
-    return f"Serve with it:  dynaplan serve {graph} -f {file}\n  --Planner.policy=sla plans for the targets."
+    goal = options.goal
+    return (
+        f"Serve with it:  dynaplan serve {graph} -f {file}\n"
+        f"  It plans for TTFT {goal.ttft_ms:g} ms and ITL {goal.itl_ms:g} ms; --Planner.ttft=... and "
+        "--Planner.itl=... are others."
+    )
 
 
 def _report(profiled: ProfileResult, progress: ProfileProgress) -> None:

@@ -15,6 +15,7 @@ from dynaplan.config.settings.servers import (
     BACKEND_VARIABLE,
     HOST_VARIABLE,
     MEMORY,
+    NATS,
     PLACES,
     TOKEN_VARIABLE,
     lease_ttl_s,
@@ -28,12 +29,13 @@ from dynaplan.store import connections
 from dynaplan.store.lease_owners import this_process
 from dynaplan.store.memory import process_store
 from dynaplan.util.clock import SystemClock
-from dynaplan.util.errors import ConfigError, StoreUnavailable
+from dynaplan.util.errors import ConfigError, DeploymentError, QueueUnavailable, StoreUnavailable
 from dynaplan.util.masking import mask_secrets
 from dynaplan.worker.distributed_runtime import Runtime
 from dynaplan.worker.server import bind_advertised
 
 if TYPE_CHECKING:
+    from dynaplan.events.port import EventPlane
     from dynaplan.store.port import Store
 
 STORE_TIMEOUT_S = 5.0
@@ -60,7 +62,9 @@ async def connect(
     ``namespace`` chooses. With ``store`` or ``token_file`` it is the one at the store that the environment
     names (``ETCD_ENDPOINTS`` and ``ETCD_AUTH_*``, or ``DYN_FILE_KV``), with the token in the file or in
     ``DYNAPLAN_WORKER_TOKEN``; the same holds inside a process of a deployment, which has all of that in its
-    environment. ``store="mem"`` needs no deployment: the store is this process's own.
+    environment. Without a token, where no deployment runs here and the environment names a store, keys of
+    that store can be followed and written, as an orchestrator does. ``store="mem"`` needs no deployment: the
+    store is this process's own.
 
     ``advertise_host`` is the name or address of this machine by which other hosts reach what is served here,
     as ``--advertise-host``; ``DYNAPLAN_ADVERTISE_HOST`` stands for it, and ``DYNAPLAN_TLS_CERT``, ``_KEY``
@@ -112,12 +116,21 @@ def _runtime(
         clock=SystemClock(),
         token=environ[TOKEN_VARIABLE],
         connect_messenger=lambda: event_connections.connect_messenger(environ),
-        connect_events=lambda: event_connections.connect_events(environ),
+        connect_events=lambda: _connect_events(environ),
         network=process_table.network(),
         owner=this_process(),
         drain_deadline_s=drain_deadline_s,
         lease_ttl_s=lease_ttl_s(environ),
     )
+
+
+async def _connect_events(environ: Mapping[str, str]) -> EventPlane:
+    if store_backend(environ) == MEMORY and not environ.get(PLACES[NATS]):
+        raise QueueUnavailable(
+            "a store in this process's memory has no event plane: events travel through a NATS server",
+            hint=f"Set {PLACES[NATS]} to the address of one (`nats-server -js`), or connect to a deployment.",
+        )
+    return await event_connections.connect_events(environ)
 
 
 def _with_host(environ: Mapping[str, str], host: str | None, *, has_token: bool) -> Mapping[str, str]:
@@ -151,7 +164,13 @@ def _surroundings(
         return {**environ, TOKEN_VARIABLE: token}
     from dynaplan.fleet.deployments import find_deployment
 
-    return {**os.environ, **find_deployment(namespace).environment()}
+    try:
+        return {**os.environ, **find_deployment(namespace).environment()}
+    except DeploymentError:
+        if not environ.get(PLACES.get(store_backend(environ), "")):
+            raise
+        # A store's keys need no token of a deployment; its processes refuse this one.
+        return {**environ, TOKEN_VARIABLE: _TOKEN_OF_THIS_PROCESS}
 
 
 async def _answers(store: Store, environ: Mapping[str, str]) -> None:

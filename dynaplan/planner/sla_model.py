@@ -105,9 +105,10 @@ def open_profile(profile_results_dir: str, tensor_parallel_size: int = 1) -> Mea
     except ConfigError as error:
         raise ConfigError(
             f"profile-results-dir is '{profile_results_dir}': {error.args[0]}",
-            hint="The SLA planner needs the engine's profile. `dynaplan profile-sla` measures one of a "
-            "running deployment, and writes the directory to name here; policy: load needs none. Shipped "
-            f"profiles: {', '.join(known_profiles())}.",
+            hint="The SLA planner needs the engine's profile. It is measured once: `dynaplan profile-sla -f "
+            "FILE`, with the file and options of serve, starts the engine by itself, and prints the command "
+            "that serves with the profile; policy: load needs none. For simulated engines: "
+            f"{', '.join(known_profiles())}.",
         ) from error
 
 

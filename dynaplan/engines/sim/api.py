@@ -33,8 +33,8 @@ from dynaplan.util.errors import UserError
 from dynaplan.util.sockets import is_own_address
 from dynaplan.util.splitmix import uniform_draws
 
-INTRODUCTION = "This is dynaplan's simulated engine: no model runs here, the words only keep its pace. "
-"""The beginning of every answer."""
+INTRODUCTION = "This is dynaplan's simulated engine: no model runs here, the words only keep a pace."
+"""The beginning of every answer: whole tokens, as the words behind it are."""
 
 MIN_MATCH_CHARACTERS = 4
 """Characters of the introduction, one token, by which a beginning of an answer is known."""
@@ -63,9 +63,10 @@ def _answer_start(prompt: str) -> int:
 
 
 FILLER_TEXT = (
-    "amber birch cedar delta ember fjord grove haven inlet jetty kelp lagoon meadow north ocean pebble "
-    "quartz river stone tundra upland valley willow xenon yonder zephyr"
+    "ash bay cap dew elm fir gap hay ice jet kit log map net oak pen rye sea tin urn vow wax yew zip"
 )
+"""Words of one token each, with the space before it: an answer may end after any of them."""
+
 FILLER_TOKENS = 4096
 """The length of the filler in tokens, after which it repeats."""
 
@@ -211,6 +212,14 @@ def answer_offset(prompt: tuple[int, ...]) -> int:
     return hash(prompt) % FILLER_TOKENS
 
 
+def _whole_words(asked: CompletionRequest) -> int | None:
+    """Return the characters, in whole words, of an answer that ends in the introduction; None for others."""
+    end = asked.max_tokens * BYTES_PER_TOKEN + asked.begun - asked.begun % BYTES_PER_TOKEN
+    if end >= len(INTRODUCTION) or INTRODUCTION[end] == " ":
+        return None
+    return INTRODUCTION[:end].rfind(" ") - (asked.begun - asked.begun % BYTES_PER_TOKEN)
+
+
 class AnswerText:
     """The text of every answer in pieces, JSON-encoded without their quotes."""
 
@@ -218,12 +227,8 @@ class AnswerText:
         self._introduction = _pieces(INTRODUCTION)
         numbers = uniform_draws(seed)
         vocabulary = FILLER_TEXT.split()
-        words: list[str] = []
-        length = 0
-        while length < FILLER_TOKENS * BYTES_PER_TOKEN:
-            words.append(vocabulary[int(next(numbers) * len(vocabulary))])
-            length += len(words[-1]) + 1
-        self._filler = _pieces(" ".join(words))[:FILLER_TOKENS]
+        words = (vocabulary[int(next(numbers) * len(vocabulary))] for _ in range(FILLER_TOKENS))
+        self._filler = _pieces("".join(f" {word}" for word in words))
 
     def apply_stops(self, asked: CompletionRequest) -> CompletionRequest:
         """Return the request as it is to be answered: no further than to the first of its stop texts.
@@ -232,7 +237,8 @@ class AnswerText:
         end in another, its tokens are computed and counted, and the text ends before it.
         """
         if not asked.stop:
-            return asked
+            whole = _whole_words(asked)
+            return asked if whole is None else replace(asked, characters=whole)
         offset = answer_offset(asked.question)
         text = b"".join(self.pieces(offset, 0, asked.max_tokens, asked.begun)).decode()
         known = asked.begun % BYTES_PER_TOKEN

@@ -383,11 +383,9 @@ class EngineModel:
         request._was_admitted = True
         self.totals.prefix_queries += request.prompt_tokens
         self.totals.cached += request._context
+        request.cached_tokens = request._context
         if request.is_remote:
             self.totals.external += request.prompt_tokens - request._context
-            request.cached_tokens = request.prompt_tokens - 1
-        else:
-            request.cached_tokens = request._context
 
     def _publish(self, request: EngineRequest) -> None:
         """Publish the blocks of the prompt that are full now; they become shared ones of the request.

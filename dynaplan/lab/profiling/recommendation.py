@@ -115,7 +115,7 @@ def recommend(
         kv_usage,
         profile,
         tuple(_lines(prefill, meets_ttft, queue, decode, meets_itl, kv_usage)),
-        tuple(_notes(profile, meets_ttft)),
+        (*_missed_targets(prefill, decode, goal), *_notes(profile, meets_ttft)),
     )
 
 
@@ -150,6 +150,18 @@ def _lines(
 _UNREACHABLE = (
     "No TP size satisfies the {} requirement, please try a smaller model or a more powerful GPU SKU"
 )
+
+
+def _missed_targets(prefill: PrefillChoice, decode: DecodeChoice, goal: Goal) -> Iterator[str]:
+    for name, found_ms, target_ms in (
+        ("TTFT", prefill.ttft_ms, goal.ttft_ms),
+        ("ITL", decode.itl_ms, goal.itl_ms),
+    ):
+        if found_ms > target_ms:
+            yield (
+                f"missed target: {name} is {found_ms:.0f} ms at best, {found_ms / target_ms:.1f} times "
+                f"what is asked for ({target_ms:g} ms); no number of workers mends that"
+            )
 
 
 def _notes(profile: MeasuredProfile, meets_ttft: bool) -> Iterator[str]:

@@ -115,12 +115,14 @@ def with_recommendation(
 ) -> Sections:
     """The configuration with targets, thresholds, profile and GPUs of a worker; ``config`` stays as it is.
 
-    The Planner's own policy stays. With ``splits_layers`` the workers get the tensor parallel sizes that
-    were chosen, and as many GPUs; without, the engine has no such size and the workers stay as they are.
+    The policy is ``sla``, unless the Planner has one of its own. With ``splits_layers`` the workers get the
+    tensor parallel sizes that were chosen, and as many GPUs; without, the engine has no such size and the
+    workers stay as they are.
     """
     sections: Sections = deepcopy({name: dict(section) for name, section in config.items()})
     planner = sections.get("Planner", {})
-    sections["Planner"] = _merged(planner, _planner_options(recommendation, profile_results_dir))
+    planned = {"policy": "sla", **planner}
+    sections["Planner"] = _merged(planned, _planner_options(recommendation, profile_results_dir))
     if splits_layers:
         for service, choice in _workers(planner, sections, recommendation):
             sections[service] = _sized(sections.get(service, {}), *choice)

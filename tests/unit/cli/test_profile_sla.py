@@ -11,6 +11,7 @@ import pytest
 
 from dynaplan.cli import profile_sla
 from dynaplan.cli.profile_sla import ProfileProgress
+from dynaplan.lab.profiling.recommendation import Goal
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.progress import ProgressLine
 
@@ -26,16 +27,19 @@ from dynaplan.util.progress import ProgressLine
 def test_the_last_line_is_the_command_that_goes_on_with_the_result(
     graph: str, sections: dict[str, Any], expected: str
 ) -> None:
-    options: Any = SimpleNamespace(graph=graph, config=sections, output_dir=Path("/my results"))
+    options: Any = SimpleNamespace(
+        graph=graph, config=sections, output_dir=Path("/my results"), goal=Goal(3000, 500, 500.0, 50.0)
+    )
     line = profile_sla._next_step(options).splitlines()[0]
     assert line.endswith(f"dynaplan serve {expected} -f '/my results/config_with_planner.yaml'")
+    assert "TTFT 500 ms and ITL 50 ms" in profile_sla._next_step(options)
 
 
 def test_points_are_counted_on_standard_error_and_lines_told_on_standard_output(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     now_s, shown = [0.0], io.StringIO()
-    progress = ProfileProgress(ProgressLine(shown, 30.0, lambda: now_s[0]), lambda: now_s[0])
+    progress = ProfileProgress(ProgressLine(shown, 30.0, lambda: now_s[0]))
     with progress.stage("decode TP1", 3) as advance:
         for _ in range(2):
             now_s[0] += 10.0
@@ -43,8 +47,8 @@ def test_points_are_counted_on_standard_error_and_lines_told_on_standard_output(
         progress.report("a point is left out")
     assert shown.getvalue().splitlines() == [
         "decode TP1: 0 of 3 points measured",
-        "decode TP1: 1 of 3 points measured, about 00:20 left",
-        "decode TP1: 2 of 3 points measured, about 00:10 left",
+        "decode TP1: 1 of 3 points measured",
+        "decode TP1: 2 of 3 points measured",
     ]
     assert capsys.readouterr().out == "a point is left out\n"
 

@@ -9,7 +9,7 @@ import pytest
 
 import dynaplan.runtime
 from dynaplan.fleet.joining import connect
-from dynaplan.util.errors import ConfigError, DeploymentError, StoreUnavailable
+from dynaplan.util.errors import ConfigError, DeploymentError, QueueUnavailable, StoreUnavailable
 from tests.fakes.certificates import Authority
 
 
@@ -47,6 +47,22 @@ async def test_without_a_deployment_it_says_so() -> None:
     with pytest.raises(DeploymentError, match="no deployment box is running here"):
         async with connect("box"):
             pass
+
+
+async def test_a_store_that_the_environment_names_is_joined_where_no_deployment_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ETCD_ENDPOINTS", f"unix://{tmp_path}/nobody:1")
+    with pytest.raises(StoreUnavailable, match="nobody:1 does not answer"):
+        async with connect():
+            pass
+
+
+async def test_events_beside_a_store_in_memory_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NATS_SERVER", raising=False)
+    async with connect(store="mem") as runtime:
+        with pytest.raises(QueueUnavailable, match="no event plane: events travel through a NATS server"):
+            await runtime.event_plane()
 
 
 async def test_a_store_by_name_needs_the_token() -> None:
