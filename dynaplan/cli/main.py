@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -179,6 +180,27 @@ def _show(message: str) -> None:
     click.echo(coloured, err=True, color=screen.colours_wanted())
 
 
+def _open_standard_streams() -> None:
+    """Open /dev/null in the place of each standard stream that a parent has closed.
+
+    Otherwise another file would get the descriptor, and then what is printed.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def _has_working_directory() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 the user's input was wrong, 1 any other error.
 
@@ -187,6 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     words = list(arguments or sys.argv[1:])
     owner = None if arguments else OWN_PROCESS
+    _open_standard_streams()
     try:
         code = group.main(args=words, prog_name="dynaplan", standalone_mode=False, obj=owner)
     except DynaplanError as error:
@@ -199,4 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
+    except FileNotFoundError:
+        if _has_working_directory():
+            raise
+        _show("Error: the working directory of this process is no longer there\n  Change to another one.")
+        code = EXIT_INPUT
     sys.exit(code if isinstance(code, int) else 0)

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dynaplan.config.command_words import COMMAND, read_command, recognise
 from dynaplan.config.models import served_models
 from dynaplan.config.service_config import section_options
 from dynaplan.fleet.gpu_devices import available_gpus, uses_reader
@@ -27,7 +29,7 @@ class ModelNeeds:
     """What the models of a deployment need, and the memory that they share, as it is now.
 
     ``unknown`` are those of which nothing is known before their first load; ``notes`` say where the owner's
-    words choose GPUs that are not there.
+    words choose GPUs or a file that are not there.
     """
 
     needs: Sequence[Need]
@@ -47,7 +49,9 @@ def model_needs(
         options, service = section_options(config, each.component), graph.service(each.component)
         asked, environment = (service.gpus, service.envs) if service else (0, {})
         policies[each.name] = model_policy(each.settings, options, asked, inventory, environment)
-        if not is_memory_known(each.settings, options, asked):
+        if absent := absent_file(options):
+            notes.append(f"{each.name}: its command names the file {absent}, which is not there")
+        elif not is_memory_known(each.settings, options, asked):
             unknown.add(each.name)
         if missing := chosen_gpus(options, environment, inventory).missing:
             notes.append(f"{each.name}: {missing}; its memory is not counted there")
@@ -68,6 +72,16 @@ def model_needs(
         unknown,
         tuple(notes),
     )
+
+
+def absent_file(options: Mapping[str, Any]) -> str:
+    """Return the model's file that a llama-server's command names and that is not there; else nothing.
+
+    It is read as the program will get it: a ``~`` is a shell's word.
+    """
+    command = recognise(read_command(options.get(COMMAND)).words)
+    file = command.flags.get("model", "") if command and command.engine == "llamacpp" else ""
+    return "" if not isinstance(file, str) or os.path.exists(file) else file
 
 
 def check_never_loaded(found: ModelNeeds) -> list[str]:

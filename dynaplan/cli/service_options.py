@@ -134,7 +134,7 @@ def is_models_file(text: str) -> bool:
         # What else lies beside GGUF files, a config.json or a script, does not make them another thing.
         is_other = (path / "__init__.py").is_file() or any(path.glob("*.safetensors"))
         return not is_other and any(path.rglob("*.gguf"))
-    if not text.lower().endswith((".yaml", ".yml", ".ini")):
+    if not text.lower().endswith((".yaml", ".yml", ".json", ".ini")):
         return False
     from dynaplan.cli.graph_files import shipped_file
 

@@ -41,7 +41,6 @@ def fork_under_supervisor(command: Sequence[str], grace_s: float, drain_s: float
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    _open_standard_streams()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     adopt_orphans()
     supervisor_pid, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
@@ -80,15 +79,6 @@ def _become_supervisor(
         os.execv(sys.executable, isolated_command("supervisor", *numbers, "--", *command))
     finally:
         os._exit(1)
-
-
-def _open_standard_streams() -> None:
-    """Open /dev/null on each closed descriptor of 0 to 2, so that no other file gets our output there."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
 
 
 class SupervisorLink:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -133,3 +134,13 @@ def test_a_word_of_other_tools_is_answered_with_the_command_and_others_with_the_
 
 def test_a_command_is_imported_when_it_is_used() -> None:
     assert "Usage: lazy pull" in CliRunner().invoke(lazy, ["pull", "--help"]).output
+
+
+def test_a_working_directory_that_was_removed_is_named_and_no_traceback(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"cd {gone} && rmdir {gone} && exec {sys.executable} -P -m dynaplan serve x.gguf --dry-run"
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert "working directory of this process is no longer there" in result.stderr
+    assert "Traceback" not in result.stderr
