@@ -27,7 +27,7 @@ SECTION_SLIP = 0.7
 def has_models(file: Path, overrides: Sequence[str]) -> bool:
     """Tell whether a file, or the options beside it, describe models that are loaded on request.
 
-    Raises ConfigError for a section that looks like a slip of ``Models``.
+    Raises ConfigError for a section that looks like a slip of ``Models``, and for one without a model.
     """
     if file.is_dir() or any(each.startswith(f"--{MODELS}.") for each in overrides) or imported_file(file):
         return True
@@ -35,6 +35,10 @@ def has_models(file: Path, overrides: Sequence[str]) -> bool:
     for name in () if MODELS in sections else sections:
         if nearest(name, [MODELS], cutoff=SECTION_SLIP).startswith("Did"):
             raise ConfigError(f"{file}: there is no section {name!r}", hint=f"Did you mean {MODELS!r}?")
+    if MODELS in sections and not sections[MODELS]:
+        raise ConfigError(
+            f"{file}: {MODELS} names no model", hint=f"Write {MODELS}: {{NAME: {{model: x.gguf}}}}."
+        )
     return MODELS in sections
 
 

@@ -38,6 +38,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     # files
     ("serve sections.yaml", ["no section Models", "graphs.agg:Frontend -f", "graphs.disagg:Frontend"]),
     ("serve modells.yaml", ["'Modells'", "Did you mean 'Models'?"]),
+    ("serve empty.yaml", ["Models names no model", "{NAME: {model: x.gguf}}"]),
     ("serve listed.yaml --dry-run", ["Models is not a mapping", "Models: {NAME: {model:"]),
     ("serve graphs.agg:Frontend -f agg.yaml --gpus two", ["'two'", "a number of GPUs, or all"]),
     ("serve graphs.agg:Frontend -f agg.yaml --gpus 0,1", ["CUDA_VISIBLE_DEVICES=0,1", "--gpus 2"]),
@@ -122,6 +123,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tow.yaml").write_text("VlmWorker:\n  engine: sim\n")
     (tmp_path / "sections.yaml").write_text("VllmWorker:\n  engine: sim\n")
     (tmp_path / "modells.yaml").write_text("Modells: {a: {engine: sim}}\n")
+    (tmp_path / "empty.yaml").write_text("models: {}\n")
     (tmp_path / "listed.yaml").write_text("Models:\n  - model: a.gguf\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "models").mkdir()
