@@ -6,12 +6,11 @@ engine its life or its other requests their time; see the lists for what was see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dynaplan.util.documents import shown
-from dynaplan.util.errors import nearest
 
 REPETITIONS = frozenset(
     {"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minContains"}
@@ -24,11 +23,6 @@ TOOL_FIELDS = frozenset({"tools", "functions"})
 
 MAX_REPETITIONS = 5_000
 """The largest number of repetitions of a tool's schema that an engine gets."""
-
-MAX_FOREIGN_FIELDS = 32
-"""Fields that a request may have beside an engine's; each is compared with all of those."""
-
-_MAX_NAME = 64
 
 
 @dataclass(frozen=True)
@@ -64,54 +58,33 @@ class ErrorRule:
 class EngineApi:
     """One engine's API as a frontend sees it.
 
-    ``fields`` are rules by the field's name. ``is_complete``: the engine gets no other field, and has besides
-    completions and chats only ``paths``, each with all of its fields. A name that is much like one of them is
-    a fault; other fields, which the engine would pass over, are left out (``foreign_fields``).
-    ``streams_lists``: the answers to a list of prompts can be a stream. An answer of status 500 or an error
-    event with one of the ``death_marks`` in its message means that the engine is dead behind its living
-    server. ``continuation`` are the fields by which a chat's last message, one of the assistant's, is taken
-    for the beginning of the answer; None where the engine cannot continue an answer. ``errors`` are answers
-    of status 5xx that are no fault of the engine, or give another program's advice.
-    ``contradictions`` are fields that the engine follows in place of others, by the others' names.
-    ``is_unknown``: it is any program, whose answers are passed on as they come: with any status, in any form,
-    and with any end of a stream. Only a connection that breaks is a death then.
+    ``fields`` are rules by the field's name, ``paths`` those of other paths than completions and chats; any
+    other field and path is the engine's own affair. ``streams_lists``: the answers to a list of prompts can
+    be a stream. An answer of status 500 or an error event with one of the ``death_marks`` in its message
+    means that the engine is dead behind its living server. ``continuation`` are the fields by which a
+    chat's last message, one of the assistant's, is taken for the beginning of the answer; None where the
+    engine cannot continue an answer. ``errors`` are answers of status 5xx that are no fault of the engine,
+    or give another program's advice. ``is_unknown``: it is any program, whose answers are passed on as they
+    come: with any status, in any form, and with any end of a stream. Only a connection that breaks is a
+    death then.
     """
 
     fields: Mapping[str, FieldRule] = field(default_factory=dict)
-    is_complete: bool = False
     death_marks: tuple[str, ...] = ()
     continuation: Mapping[str, Any] | None = None
     paths: Mapping[str, Mapping[str, FieldRule]] = field(default_factory=dict)
     streams_lists: bool = True
     errors: tuple[ErrorRule, ...] = ()
-    contradictions: Mapping[str, str] = field(default_factory=dict)
     is_unknown: bool = False
 
     def fault(self, document: Mapping[str, Any], path: str = "") -> FieldFault | None:
         """Return the first fault of a request's fields; None when they are as the engine takes them."""
         rules = self.paths.get(path, self.fields)
-        names = document if self.is_complete else rules.keys() & document.keys()
-        foreign = document.keys() - rules.keys() if self.is_complete else ()
-        if len(foreign) > MAX_FOREIGN_FIELDS:
-            many = f"is one of more than {MAX_FOREIGN_FIELDS} fields that this engine does not have"
-            first = min(foreign)
-            return FieldFault(first, f"{first!r} {many}. Leave them out.")
-        for name in names:
-            value, rule = document[name], rules.get(name)
-            if rule is None:
-                if hint := _slip(name, rules):
-                    message = f"{name!r} is {shown(value)}: this engine has no such field. {hint}"
-                    return FieldFault(name, message)
-                continue
+        for name in rules.keys() & document.keys():
+            value, rule = document[name], rules[name]
             if value is not None and not rule.accepts(value):
                 return FieldFault(name, f"{name!r} is {shown(value)}: expected {rule.expected}.")
-        return self._contradiction(document)
-
-    def foreign_fields(self, document: Mapping[str, Any], path: str = "") -> frozenset[str]:
-        """Return the fields of a request that the engine does not get: it has none like them."""
-        rules = self.paths.get(path, self.fields)
-        others = document.keys() - rules.keys() if self.is_complete else ()
-        return frozenset(name for name in others if not _slip(name, rules))
+        return None
 
     def loosened_tools(self, document: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         """Return fields with tools whose schemas are beyond a bound, without their large repetitions.
@@ -123,30 +96,12 @@ class EngineApi:
         beyond = [name for name in names if not rules[name].accepts(document[name])]
         return {name: without_large_repetitions(document[name]) for name in beyond}
 
-    def _contradiction(self, document: Mapping[str, Any]) -> FieldFault | None:
-        for other, name in self.contradictions.items():
-            if None not in (document.get(other), document.get(name)) and document[other] != document[name]:
-                given = f"{name!r} is {shown(document[name])} and {other!r} is {shown(document[other])}"
-                return FieldFault(name, f"{given}: leave one of them out.")
-        return None
-
     def find_error(self, message: str) -> ErrorRule | None:
         """Return the rule for an engine's error with that message; None where it is answered as it is."""
         return next((rule for rule in self.errors if rule.mark in message), None)
 
     def reports_death(self, message: str) -> bool:
         return any(mark in message for mark in self.death_marks)
-
-
-def _slip(name: str, known: Iterable[str]) -> str:
-    """Return a hint to the field that is meant by a name that is written much like it; empty without one."""
-    hint = nearest(name, known, cutoff=0.75) if len(name) <= _MAX_NAME else ""
-    return hint if hint.startswith("Did") else ""
-
-
-def any_value() -> FieldRule:
-    """Return the rule of a field that may have any value here: the engine ignores or checks it."""
-    return FieldRule("anything", lambda value: True)
 
 
 def forbidden(why: str) -> FieldRule:

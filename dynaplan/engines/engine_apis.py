@@ -1,7 +1,8 @@
 """The fields of requests that each engine takes, with bounds, as data for the frontends.
 
-An engine that checks for itself (vLLM, SGLang, TensorRT-LLM) has a list of what is refused or bounded, so
-that every other field of its own works. llama.cpp has a list of all that is let through: it aborts on some.
+An engine has a list of what is refused or bounded, because it was seen to end or to stand still over it.
+Every other field is the engine's own affair: it reads, refuses or ignores it, as it does without a frontend
+before it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dynaplan.engines.api_rules import (
     EngineApi,
     ErrorRule,
     FieldRule,
-    any_value,
     biases,
     boolean,
     collection,
@@ -57,21 +57,8 @@ and takes 22 GB for ``n: 5000000`` (sgl-project/sglang#36856)."""
 ANSWER_SCHEMAS: Mapping[str, FieldRule] = {"text": SCHEMA, "output_config": SCHEMA}
 """The fields of ``/v1/responses`` and ``/v1/messages`` that hold the schema of an answer."""
 
-IGNORED_FIELDS = (
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-    *("prompt_cache_retention", "modalities", "audio", "prediction", "web_search_options", "verbosity"),
-    *("function_call", "reasoning", "include", "moderation", "client_metadata"),
-)
-"""Fields of OpenAI's API that mean nothing to an engine of one's own; clients send them all the same."""
-
 OPENAI_FIELDS: Mapping[str, FieldRule] = {
     **BOUNDED_FIELDS,
-    "model": any_value(),  # these four are read by the frontend, which checks them
-    "messages": any_value(),
-    "prompt": any_value(),
-    "stream": any_value(),
-    "max_tokens": any_value(),
-    "max_completion_tokens": any_value(),
     "stream_options": collection(16),
     "temperature": number(-1, 100),
     "top_p": number(0, 1),
@@ -79,21 +66,19 @@ OPENAI_FIELDS: Mapping[str, FieldRule] = {
     "presence_penalty": number(-100, 100),
     "frequency_penalty": number(-100, 100),
     "parallel_tool_calls": boolean(),
-    "tool_choice": any_value(),
     "reasoning_effort": string(64),
     "echo": boolean(),
     "suffix": string(1_000_000),
-    **{name: any_value() for name in IGNORED_FIELDS},
 }
-"""Every field of a completion or a chat."""
+"""Fields of a completion or a chat that an engine may not check."""
 
-# -- llama.cpp: all that is let through -----------------------------------------------------------------
+# -- llama.cpp: what is refused or bounded ---------------------------------------------------------------
 #
-# It checks few fields, and aborts or stands still on some. Seen with xllamacpp 2026.10 and a model of 320
-# tokens, each from one request: ``grammar_triggers`` of an unknown type ends the process (an assertion), as
-# does a ``grammar`` with 100,000 parentheses (the stack); ``dry_penalty_last_n: 1e9`` took more than 25 s,
-# 50,000 alternatives in a grammar too; ``repeat_last_n: 1e9`` took 10 s, ``n_probs: 100000`` with a real
-# model's vocabulary 6 s.
+# It ignores fields that it does not know, checks few of its own, and aborts or stands still on some. Seen
+# with xllamacpp 2026.10 and a model of 320 tokens, each from one request: ``grammar_triggers`` of an
+# unknown type ends the process (an assertion), as does a ``grammar`` with 100,000 parentheses (the stack);
+# ``dry_penalty_last_n: 1e9`` took more than 25 s, 50,000 alternatives in a grammar too; ``repeat_last_n:
+# 1e9`` took 10 s, ``n_probs: 100000`` with a real model's vocabulary 6 s.
 
 MAX_LOOKBACK_TOKENS = 1_000_000
 """Tokens that a sampler may look back; more than any context."""
@@ -159,7 +144,6 @@ _CHAT: dict[str, FieldRule] = {
     "chat_template_kwargs": SCHEMA,
     "add_generation_prompt": boolean(),
     "continue_final_message": boolean(),
-    "enable_thinking": any_value(),
     "thinking_budget_tokens": integer(-1, 2**31 - 1),
     "reasoning_budget": integer(-1, 2**31 - 1),
     "reasoning_budget_tokens": integer(-1, 2**31 - 1),
@@ -171,70 +155,36 @@ _CHAT: dict[str, FieldRule] = {
     "input_suffix": string(1_000_000),
 }
 
-_UNREAD_FIELDS: dict[str, FieldRule] = {
-    name: any_value()
-    for name in (
-        *("min_tokens", "repetition_penalty", "length_penalty", "early_stopping", "stop_token_ids"),
-        *("skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens"),
-        *("include_stop_str_in_output", "return_token_ids", "priority", "request_id"),
-    )
-}
-"""vLLM's fields that clients and load generators send to every server. llama.cpp never reads them, so
-they cannot harm it; fields that would change what an answer is (``guided_json``) are refused instead."""
-
 _FIELDS: dict[str, FieldRule] = {
     **OPENAI_FIELDS,
     **_SAMPLING,
     **_GRAMMAR,
     **_ANSWER,
     **_CHAT,
-    **_UNREAD_FIELDS,
 }
 
-_CHAT_FIELDS: dict[str, FieldRule] = {
-    **{name: rule for name, rule in _FIELDS.items() if name not in ("messages", "prompt")},
-    **ANSWER_SCHEMAS,
-}
+_CHAT_FIELDS: dict[str, FieldRule] = {**_FIELDS, **ANSWER_SCHEMAS}
 
 _RERANK: dict[str, FieldRule] = {
-    "model": any_value(),
-    "query": any_value(),
-    "documents": any_value(),
     "top_n": integer(1, 1_000_000),
     "return_text": boolean(),
 }
 
 _MESSAGES: dict[str, FieldRule] = {
     **_CHAT_FIELDS,
-    "messages": any_value(),
-    "system": any_value(),
     "stop_sequences": strings(64, 4096),
     "thinking": SCHEMA,
-    **{
-        name: any_value()
-        for name in (
-            *("container", "cache_control", "context_management", "mcp_servers", "inference_geo", "speed"),
-            *("betas", "output_format", "diagnostics"),
-        )
-    },
 }
 
 _PATHS: dict[str, dict[str, FieldRule]] = {
     "/v1/responses": {
         **_CHAT_FIELDS,
-        "input": any_value(),
-        "instructions": any_value(),
         "truncation": string(64),
         "max_output_tokens": integer(1, 2**31 - 1),
-        "max_tool_calls": any_value(),
-        **{name: any_value() for name in ("previous_response_id", "conversation", "background")},
     },
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": _MESSAGES,
     "/v1/embeddings": {
-        "model": any_value(),
-        "input": any_value(),
-        "user": any_value(),
         "encoding_format": string(16),
         "embd_normalize": integer(-1, 32),
         "dimensions": integer(1, 1_000_000),
@@ -242,17 +192,11 @@ _PATHS: dict[str, dict[str, FieldRule]] = {
     "/v1/rerank": _RERANK,
     "/rerank": _RERANK,
     "/tokenize": {
-        "model": any_value(),
-        "content": any_value(),
         "add_special": boolean(),
         "parse_special": boolean(),
         "with_pieces": boolean(),
     },
-    "/v1/audio/transcriptions": {
-        name: any_value()
-        for name in ("model", "file", "language", "prompt", "response_format", "temperature", "stream")
-    },
-    "/detokenize": {"model": any_value(), "tokens": integers(1_000_000)},
+    "/detokenize": {"tokens": integers(1_000_000)},
 }
 """The other paths. Responses and messages become chats in the server, with what fields of a chat they have.
 
@@ -289,11 +233,9 @@ _ERRORS = (
 
 LLAMACPP_API = EngineApi(
     _FIELDS,
-    is_complete=True,
     continuation={},  # it takes a last message of the assistant for a beginning without any field
     paths=_PATHS,
     errors=_ERRORS,
-    contradictions={"max_tokens": "n_predict", "max_completion_tokens": "n_predict"},
     streams_lists=False,  # the first event is `data: null`, and ends OpenAI's client
 )
 

@@ -35,6 +35,11 @@ from dynaplan.worker.routers import EVERY_COMPONENT
 
 NO_FILTERS = RequestFilters()
 
+ENGINES_SLOT = "id_slot"
+"""llama.cpp's field for the slot of a request. Editors' plug-ins send one; among several workers, and where
+KV entries are handed over, it has no meaning, and is left out.
+"""
+
 
 @dataclass(frozen=True)
 class FrontendModel:
@@ -103,7 +108,8 @@ class FrontendModel:
 
         A large body stays as it is, and a form. Raises ApiError (400) for a body that is nested too deep.
         """
-        if call.endpoint.is_form or not call.is_whole or not self.changes_requests_for(call.model):
+        is_changed = self.changes_requests_for(call.model) or ENGINES_SLOT in call.document
+        if call.endpoint.is_form or not call.is_whole or not is_changed:
             return call
         document = self.changed(call.document, is_computed=call.endpoint.is_computed)
         try:
@@ -126,7 +132,8 @@ class FrontendModel:
     def changed(self, document: Mapping[str, Any], *, is_computed: bool = True) -> dict[str, Any]:
         """Return a request's body as its workers get it: filtered, if a model computes for it."""
         filtered = self.filters.apply(document) if is_computed else document
-        return {**filtered, "model": self.sent_name(str(document.get("model") or ""))}
+        kept = {name: value for name, value in filtered.items() if name != ENGINES_SLOT}
+        return {**kept, "model": self.sent_name(str(document.get("model") or ""))}
 
 
 class FrontendModels:

@@ -34,7 +34,6 @@ SET_BY_SERVER = (
     "bootstrap_port",
     "bootstrap_room",
     "kv_slot_file",
-    "id_slot",
 )
 """Fields that name the KV entries an engine takes over: hosts, files, slots. A client may not set them."""
 
@@ -379,8 +378,6 @@ def check_fields(call: Call, api: EngineApi, owners: Collection[str] = ()) -> No
     ``owners`` are the fields that the model's owner has set: they are not a client's to be refused for.
     """
     path = call.endpoint.path
-    if call.endpoint.inputs and api.is_complete and path not in api.paths:
-        raise no_such_path(path)
     if call.prompts > 1 and call.is_stream and not api.streams_lists:
         raise bad_request("This engine does not stream the answers to a list of prompts.", param="stream")
     document = call.document
@@ -401,28 +398,13 @@ def with_loosened_tools(call: Call, api: EngineApi) -> Call:
     return msgspec.structs.replace(call, document=document, body=json.dumps(document).encode())
 
 
-def without_foreign_fields(call: Call, api: EngineApi, owners: Collection[str] = ()) -> Call:
-    """Return the call without fields that are other engines' or other services', as many clients send them.
-
-    Raises ApiError (400) where they cannot be taken out: of a large body, and of a form.
-    """
-    names = api.foreign_fields(call.document, call.endpoint.path) - frozenset(owners)
-    if not names:
-        return call
-    if call.endpoint.is_form or not call.is_whole:
-        name = min(names)
-        message = f"{name!r}: this engine has no such field. Leave it out."
-        raise bad_request(message, param=name, code="invalid_field")
-    document = {name: value for name, value in call.document.items() if name not in names}
-    return msgspec.structs.replace(call, document=document, body=json.dumps(document).encode())
-
-
 def check_tools(call: Call, card: Mapping[str, Any]) -> None:
     """Raise ApiError (400) where a tool must be called and the model's chat template knows none."""
     choice = call.document.get("tool_choice")
     if choice is None:
         return
-    is_required = choice == "required" or isinstance(choice, Mapping)
+    # Anthropic's choice is an object whatever it asks for; one that leaves it to the model demands nothing.
+    is_required = choice == "required" or (isinstance(choice, Mapping) and choice.get("type") != "auto")
     if is_required and call.document.get("tools") and card.get("lacks_tools"):
         raise bad_request(
             "The chat template of this model has no tools, so none would be called. Leave 'tool_choice' out, "
@@ -476,9 +458,14 @@ def _check_types(document: Mapping[str, Any]) -> None:
         raise bad_request("'stream' must be true or false", param="stream")
     for name, least in _LEAST.items():
         value = document.get(name)
-        if value is not None and (type(value) is not int or value < least):
-            raise bad_request(f"{name!r} must be a whole number, at least {least}", param=name)
+        if value is not None and (not _is_whole(value) or value < least):
+            raise bad_request(f"{name!r} must be a whole number, and at least {least}", param=name)
     _check_server_fields(document)
+
+
+def _is_whole(value: Any) -> bool:
+    """Tell whether this is a whole number, as JSON has them: ``3.0`` is one."""
+    return type(value) is int or (type(value) is float and value.is_integer())
 
 
 def _check_server_fields(document: Mapping[str, Any]) -> None:

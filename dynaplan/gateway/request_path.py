@@ -71,7 +71,6 @@ from dynaplan.gateway.openai_api import (
     no_worker,
     out_of_descriptors,
     with_loosened_tools,
-    without_foreign_fields,
     worker_failed,
 )
 from dynaplan.gateway.passthrough import COUNT_TOKENS
@@ -379,7 +378,6 @@ class RequestProgress:
             owners = () if filters is NO_FILTERS else filters.set_in(self.call.document)
             self.call = with_loosened_tools(self.call, api)
             check_fields(self.call, api, owners)
-            self.call = without_foreign_fields(self.call, api, owners)
             check_tools(self.call, booking.instance.card)
             await self._place_prefill(booking)
             attempt = self._last = Attempt(self, booking, api, suspect)

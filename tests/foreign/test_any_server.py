@@ -168,7 +168,7 @@ def test_what_steers_engines_and_what_they_would_fetch_is_not_passed(client: Cli
         assert client.ask(f"/upstream/any{path}", {}).status == 403, path
     fetched = client.ask("/upstream/any/infill", {"image_url": {"url": "http://10.0.0.1/"}})
     assert fetched.document["error"]["code"] == "media_address"
-    assert client.ask("/infill", {"model": "any", "id_slot": 1}).status == 400
+    assert client.ask("/infill", {"model": "any", "kv_slot_file": "x"}).status == 400
 
 
 def test_a_fixed_port_with_a_path_and_a_program_without_a_check_are_reached(client: Client) -> None:

@@ -60,7 +60,7 @@ def test_a_chat_is_answered_without_its_messages() -> None:
         (b"[]", "must be a JSON object"),
         ({"model": ""}, "'model'"),
         ({"model": "m", "prompt": ""}, "'prompt'"),
-        ({"model": "m", "prompt": "x", "id_slot": 1}, "set by the server"),
+        ({"model": "m", "prompt": "x", "kv_slot_file": "x"}, "set by the server"),
     ],
 )
 def test_a_fault_is_answered_as_it_is_for_small_bodies(body: object, says: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -12,6 +13,7 @@ from dynaplan.gateway.openai_api import (
     SET_BY_SERVER,
     ApiError,
     check_context,
+    check_tools,
     parse_call,
 )
 
@@ -52,6 +54,40 @@ def test_where_an_engine_takes_entries_from_is_not_for_the_client_to_say(name: s
 def test_a_prompt_is_a_text_or_token_ids(prompt: object, tokens: int) -> None:
     call = parse_call(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
     assert call.prompt_tokens == tokens
+
+
+@pytest.mark.parametrize("most", [-1, 0, 3, 3.0])
+def test_a_length_without_a_limit_and_a_whole_number_in_another_form_are_taken(most: float) -> None:
+    call = parse_call(COMPLETIONS, json.dumps({"model": "m", "prompt": "x", "max_tokens": most}).encode())
+    assert call.document["max_tokens"] == most
+
+
+@pytest.mark.parametrize("most", [-2, 3.5, "4", True, 1e400])
+def test_a_length_that_is_none_is_refused(most: object) -> None:
+    text = json.dumps({"model": "m", "prompt": "x", "max_tokens": most}).replace("Infinity", "1e400")
+    with pytest.raises(ApiError, match="max_tokens"):
+        parse_call(COMPLETIONS, text.encode())
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_refused"),
+    [
+        ("required", True),
+        ({"type": "function", "function": {"name": "f"}}, True),
+        ({"type": "any"}, True),
+        ("auto", False),
+        ({"type": "auto"}, False),
+        (None, False),
+    ],
+)
+def test_only_a_tool_that_must_be_called_is_refused_where_the_template_has_none(
+    choice: object, is_refused: bool
+) -> None:
+    document = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}
+    call = parse_call(CHAT_COMPLETIONS, json.dumps({**document, "tool_choice": choice}).encode())
+    check_tools(call, {})
+    with pytest.raises(ApiError, match="no tools") if is_refused else nullcontext():
+        check_tools(call, {"lacks_tools": True})
 
 
 @pytest.mark.parametrize("prompt", [None, "", [], 7, ["a", ""], [1, "a"], [-1], [True], [[]], {}])

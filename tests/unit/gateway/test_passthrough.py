@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.engines.api_rules import EngineApi, any_value
+from dynaplan.engines.api_rules import EngineApi, integer
 from dynaplan.gateway.openai_api import (
     API_PATHS,
     CHAT_COMPLETIONS,
@@ -19,7 +19,6 @@ from dynaplan.gateway.openai_api import (
     check_fields,
     check_media,
     parse_call,
-    without_foreign_fields,
 )
 from dynaplan.gateway.passthrough import survey
 
@@ -147,19 +146,14 @@ def test_only_one_prompt_of_text_is_computed_by_another_worker() -> None:
     assert not call(COMPLETIONS.path, prompt=["a", "b"]).can_be_remote
 
 
-def test_an_engine_whose_fields_are_all_known_takes_only_the_other_paths_that_it_names() -> None:
-    known = EngineApi(
-        is_complete=True, paths={"/v1/embeddings": {"model": any_value(), "input": any_value()}}
-    )
-    check_fields(call("/v1/embeddings", input="x"), known)
-    with pytest.raises(ApiError, match=r"has no such field.* Did you mean 'input'"):
-        check_fields(call("/v1/embeddings", inputs="x"), known)
-    sent = without_foreign_fields(call("/v1/embeddings", input="x", keep_alive=5), known)
-    assert json.loads(sent.body) == sent.document == {"model": "m", "input": "x"}
-    with pytest.raises(ApiError, match="has no /v1/rerank") as refusal:
-        check_fields(call("/v1/rerank", query="x"), known)
-    assert refusal.value.status == 404
-    check_fields(call("/v1/rerank", query="x"), EngineApi())
+def test_the_fields_of_another_path_have_rules_of_their_own_and_a_path_without_any_those_of_a_chat() -> None:
+    known = EngineApi({"n": integer(1, 2)}, paths={"/v1/embeddings": {"dimensions": integer(1, 9)}})
+    check_fields(call("/v1/embeddings", input="x", n=5, inputs="y"), known)
+    with pytest.raises(ApiError, match="dimensions"):
+        check_fields(call("/v1/embeddings", input="x", dimensions=10), known)
+    check_fields(call("/v1/rerank", query="x"), known)
+    with pytest.raises(ApiError, match="'n'"):
+        check_fields(call("/v1/rerank", query="x", n=5), known)
 
 
 def test_what_was_said_before_begins_the_text_by_which_a_passed_request_is_routed() -> None:
