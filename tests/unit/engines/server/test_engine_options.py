@@ -6,8 +6,7 @@ from dynaplan.config.parallelism import gpus_needed, tensor_parallel_size
 from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.config.settings.worker import CommandSettings, SimulationOptions, WorkerSettings
-from dynaplan.config.stock import OWN_OPTIONS, LlamaCppOptions
-from dynaplan.engines.llamacpp.launch_line import HANDLED
+from dynaplan.config.stock import OWN_OPTIONS
 from dynaplan.engines.server.engine_options import (
     FlagStyle,
     engine_flags,
@@ -134,7 +133,6 @@ def test_a_worker_that_does_not_say_gets_as_many_gpus_as_its_sizes_need(
 def test_what_dynaplan_reads_itself_is_no_flag_of_an_engine() -> None:
     assert set(options_of(WorkerSettings, CommandSettings, RoutingSettings, SimulationOptions)) <= OWN_OPTIONS
     assert "hf-token" in OWN_OPTIONS
-    assert not set(options_of(LlamaCppOptions)) - OWN_OPTIONS - HANDLED
 
 
 def test_a_known_engine_has_its_own_names_but_for_what_its_adapter_handles() -> None:
