@@ -140,6 +140,9 @@ def worker_name(namespace: str, component: str, index: int) -> str:
 EXIT_CANNOT_START = 78
 """The exit code (``EX_CONFIG``) of a worker that can never start: it is not tried again."""
 
+EXIT_PROGRAM_ENDED = 76
+"""The exit code of a worker whose command ended by itself before it answered: a restart seldom helps."""
+
 HOLDS_GPUS = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING, WorkerState.BACKOFF})
 """The states in which a worker's GPUs are its own."""
 

@@ -12,6 +12,7 @@
     |  |- ClusterNotFound       an object of the cluster is not there
     |  |- ClusterForbidden      the Kubernetes API server does not allow it: no right, or no credential
     |- TemporaryError           a retry after .delay_s may succeed
+    |  |- ProgramEnded          a worker's command ended by itself before it answered
     |  |- StoreUnavailable      the key-value store does not answer
     |  |- QueueUnavailable      the work queue does not answer
     |  |- LockNotFree           a lock did not become free in time
@@ -131,6 +132,10 @@ class TemporaryError(DynaplanError):
     def __init__(self, message: str, *, hint: str = "", delay_s: float = 0.5) -> None:
         super().__init__(message, hint=hint)
         self.delay_s = delay_s
+
+
+class ProgramEnded(TemporaryError):
+    """The command of a worker ended by itself before it answered: most often it will again."""
 
 
 class StoreUnavailable(TemporaryError):

@@ -1,7 +1,7 @@
 """One worker process: ``python -m dynaplan.worker.main GRAPH --service-name S --worker-id 1``.
 
-Exit codes: 0 drained, 75 drained but the deadline cut requests off, 78 can never start, 1 crashed, or cannot
-start now (no port is free, for one).
+Exit codes: 0 drained, 75 drained but the deadline cut requests off, 78 can never start, 76 its command
+ended by itself before it answered, 1 crashed, or cannot start now (no port is free, for one).
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ from dynaplan.config import certificates
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.servers import lease_ttl_s
 from dynaplan.config.settings.worker import ProcessSettings
-from dynaplan.graph.lifecycle import EXIT_CANNOT_START, Role
+from dynaplan.graph.lifecycle import EXIT_CANNOT_START, EXIT_PROGRAM_ENDED, Role
 from dynaplan.process.logfile import LogFile, configure_logging
-from dynaplan.util.errors import ConfigError, DeploymentError, TemporaryError, UserError, WorkerStartFailed
+from dynaplan.util.errors import (
+    ConfigError,
+    DeploymentError,
+    ProgramEnded,
+    TemporaryError,
+    UserError,
+    WorkerStartFailed,
+)
 from dynaplan.worker.timing import CLAIMS_POLL_S, CLOSE_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -104,7 +111,7 @@ def main(arguments: Sequence[str], alone: Standalone | None = None) -> int:
         return uvloop.run(_run_worker(options, environment, _prepare_process(environment), alone))
     except (DeploymentError, TemporaryError) as error:  # of this moment, and not of what the user wrote
         print(f"this worker cannot start now: {error}", file=sys.stderr, flush=True)
-        return EXIT_CRASHED
+        return EXIT_PROGRAM_ENDED if isinstance(error, ProgramEnded) else EXIT_CRASHED
     except (UserError, WorkerStartFailed) as error:
         print(f"this worker can never start: {error}", file=sys.stderr, flush=True)
         return EXIT_CANNOT_START

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from dynaplan.config.command_words import COMMAND
 from dynaplan.config.service_config import ServiceConfig
 from dynaplan.config.settings.worker import WorkerSettings
 from dynaplan.engines.held_hand_offs import HeldHandOffs
@@ -35,7 +36,14 @@ from dynaplan.process.port_leases import PortLease, lease_port, lease_ports
 from dynaplan.store.instances import is_loopback
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.documents import MAX_WHOLE
-from dynaplan.util.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
+from dynaplan.util.errors import (
+    ConfigError,
+    DynaplanError,
+    PermanentError,
+    ProgramEnded,
+    TemporaryError,
+    WorkerStartFailed,
+)
 from dynaplan.util.http_routes import Route
 from dynaplan.util.masking import mask_secrets
 
@@ -43,6 +51,11 @@ log = logging.getLogger(__name__)
 
 IDLE_CHECK_TIMEOUT_S = 1.0
 """The seconds that an engine has, when it is to end, to answer that it has no requests."""
+
+LEFT_FOREGROUND = (
+    "The command ended with 0: it must stay in the foreground as long as its server runs "
+    "(docker and docker compose without -d, a shell's command without &)."
+)
 
 
 class ServerEngine:
@@ -286,8 +299,16 @@ class ServerEngine:
         await self._end(0)
         if any(text in lines for text in kind.address_in_use):
             return False
-        failed = WorkerStartFailed if code == EXIT_USAGE else TemporaryError
-        raise failed(f"{kind.name} {describe_exit(code)} while starting; its last lines:\n{lines}")
+        raise self._start_failure(code, lines)
+
+    def _start_failure(self, code: int, lines: str) -> DynaplanError:
+        """Return the error for a server that has ended before it answered."""
+        told = f"{self._kind.name} {describe_exit(code)} while starting; its last lines:\n{lines}"
+        if code == EXIT_USAGE:
+            return WorkerStartFailed(told)
+        if code < 0 or COMMAND not in self._options:
+            return TemporaryError(told)
+        return ProgramEnded(told if code else f"{told.rstrip()}\n{LEFT_FOREGROUND}")
 
     def _turn_to_start(self, directory: Path) -> AbstractAsyncContextManager[None]:
         """Wait for the others on its GPUs; without GPUs, until cores and memory bear one more."""

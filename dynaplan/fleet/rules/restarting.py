@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass, replace
 from zlib import crc32
 
-from dynaplan.graph.lifecycle import EXIT_CANNOT_START, Worker, WorkerState
+from dynaplan.graph.lifecycle import EXIT_CANNOT_START, EXIT_PROGRAM_ENDED, Worker, WorkerState
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,11 @@ class RestartPolicy:
     ``max_delay_s``. After more than ``max_restarts`` within ``window_s`` a worker has FAILED. One that was
     ready for ``stable_s`` has its restart count reset. A failed worker is replaced after ``first_retry_s``,
     then after twice as long each time, up to ``max_retry_s``; the replacement fails again at its first crash.
+    Where the command itself ended before it answered, ``max_restarts_of_ended`` counts.
     """
 
     max_restarts: int = 5
+    max_restarts_of_ended: int = 2
     window_s: float = 60.0
     first_delay_s: float = 0.5
     max_delay_s: float = 30.0
@@ -76,7 +78,8 @@ def after_exit(
     earlier = () if is_stable else worker.restarts_s
     failures = 0 if is_stable else worker.failures
     recent = sum(now_s - restart_s < policy.window_s for restart_s in earlier)
-    if failures or recent >= policy.max_restarts:
+    has_ended = exit_code == EXIT_PROGRAM_ENDED
+    if failures or recent >= (policy.max_restarts_of_ended if has_ended else policy.max_restarts):
         why = f"{reason}, after {recent} restarts within {policy.window_s:g} s"
         failed = _released(worker, WorkerState.FAILED, now_s, reason if failures else why)
         retry_at_s = now_s + policy.replacement_delay_s(failures, worker.name)
@@ -174,6 +177,8 @@ def describe_oom_kills(kills: int, where: str) -> str:
 def _describe_code(exit_code: int | None) -> str:
     if exit_code is None:
         return "exit code unknown"
+    if exit_code == EXIT_PROGRAM_ENDED:
+        return "its program ended before it answered"
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.graph.lifecycle import EXIT_CANNOT_START
+from dynaplan.graph.lifecycle import EXIT_CANNOT_START, EXIT_PROGRAM_ENDED
 from dynaplan.util.errors import (
     ConfigError,
     DeploymentError,
     GraphError,
+    ProgramEnded,
     StoreUnavailable,
     TemporaryError,
     WorkerStartFailed,
@@ -43,6 +44,12 @@ def test_what_a_restart_cannot_mend_ends_the_worker_for_good(
 @pytest.mark.parametrize("error", [TemporaryError("x"), StoreUnavailable("x"), ValueError("x")])
 def test_what_a_restart_may_mend_is_a_crash(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     assert exit_code_of(error, monkeypatch) == EXIT_CRASHED
+
+
+def test_a_command_that_ended_before_it_answered_has_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert exit_code_of(ProgramEnded("x"), monkeypatch) == EXIT_PROGRAM_ENDED
 
 
 def test_a_machine_that_has_no_free_port_now_is_no_reason_never_to_start(

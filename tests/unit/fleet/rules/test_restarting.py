@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.fleet.rules.restarting import RestartPolicy, after_exit, describe_oom_kills, exit_reason
-from dynaplan.graph.lifecycle import EXIT_CANNOT_START, Worker
+from dynaplan.graph.lifecycle import EXIT_CANNOT_START, EXIT_PROGRAM_ENDED, Worker
 from tests.unit.fleet.rules.graphs import BACKOFF, DRAINING, FAILED, READY, STARTING, STOPPED, worker
 
 
@@ -32,6 +32,17 @@ def test_too_many_restarts_in_the_window_is_failed_and_frees_the_gpus() -> None:
     failed, delays = crash(9, 100.0, 0.1)
     assert (failed.state, len(delays), failed.gpus) == (FAILED, 5, ())
     assert "exit code 1, after 5 restarts within 60 s" in failed.reason
+
+
+def test_a_command_that_ends_before_it_answers_is_started_three_times() -> None:
+    ended = worker("VllmWorker", STARTING, gpus=(0,))
+    for _ in range(2):
+        ended = after_exit(ended, EXIT_PROGRAM_ENDED, 1.0)
+        assert ended.state is BACKOFF
+        ended = ended.moved(STARTING, 1.5)
+    failed = after_exit(ended, EXIT_PROGRAM_ENDED, 2.0)
+    assert failed.state is FAILED
+    assert failed.reason == "its program ended before it answered, after 2 restarts within 60 s"
 
 
 def test_slow_crashes_never_fail_but_wait_up_to_the_cap() -> None:
