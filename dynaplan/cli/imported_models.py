@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.config.command_words import ADDRESS, COMMAND, DROPPED, read_command, recognise
 from dynaplan.config.overrides import MODEL_SETS, MODELS, Sections, merge_sections, parse_overrides
+from dynaplan.config.yaml_file import refuse_second_keys
 from dynaplan.engines.local_models import locate_entries
 from dynaplan.models.files import llama_cpp, llama_swap
 from dynaplan.models.files.imported_model import ImportedFile, ImportedModel
@@ -53,15 +54,23 @@ def imported_file(file: Path) -> ImportedFile | None:
         return None  # who reads it as a file of ours says what is wrong
     if llama_cpp.is_presets(text):
         return llama_cpp.read_presets(text)
-    document = _yaml(text) if "cmd" in text else None
+    document = _yaml(text, str(file)) if "cmd" in text else None
     return llama_swap.read(document, os.environ) if document and llama_swap.is_config(document) else None
 
 
-def _yaml(text: str) -> Any:
-    """Return the document, with what folded blocks looked like; None where there is none."""
+def _yaml(text: str, source: str) -> Any:
+    """Return the document, with what folded blocks looked like; None where there is none.
+
+    Raises ConfigError for a key that a mapping has twice, of which PyYAML takes the last.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            refuse_second_keys(node, source)
+            return node
+
         def construct_text(self, node: yaml.ScalarNode) -> str:
             value = llama_swap.FoldedText(self.construct_scalar(node))
             begin, end = node.start_mark, node.end_mark

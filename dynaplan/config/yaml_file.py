@@ -153,6 +153,16 @@ def _check_keys(node: yaml.MappingNode, source: str) -> None:
             _check_value(value, source)
 
 
+def refuse_second_keys(node: yaml.MappingNode, source: str) -> None:
+    """Raise ConfigError for a key of the mapping that stands there twice, letter by letter."""
+    seen = set[str]()
+    for key, _ in node.value:
+        name = str(key.value)
+        if name in seen and key.tag != "tag:yaml.org,2002:merge":
+            raise ConfigError(f"{_at(source, key)}: {name} is a second {name}", hint="Remove one of them.")
+        seen.add(name)
+
+
 def _check_value(node: yaml.Node, source: str) -> None:
     """Refuse what JSON cannot hand to a process, at any depth: a date, for one."""
     import yaml

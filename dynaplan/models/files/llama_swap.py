@@ -35,7 +35,7 @@ from dynaplan.config.command_words import read_command, recognise, split_words, 
 from dynaplan.models.files.imported_model import ImportedFile, ImportedModel, MatchRule, RequestFilters
 from dynaplan.models.files.model_sets import expand
 from dynaplan.models.model import Constraints
-from dynaplan.util.errors import ConfigError, nearest
+from dynaplan.util.errors import ConfigError, Faults, nearest
 
 TOOL = "llama-swap"
 
@@ -114,18 +114,20 @@ def is_config(document: Any) -> bool:
 def read(document: Mapping[str, Any], environment: Mapping[str, str]) -> ImportedFile:
     """Return what the file says.
 
-    ``environment`` is what ``${env.NAME}`` is taken from. Raises ConfigError, naming the key.
+    ``environment`` is what ``${env.NAME}`` is taken from. Raises ConfigError with all
+    faults, each with its key.
     """
     return _Reader(document, environment).read()
 
 
 class _Reader:
-    """Reads one file; ``notes`` and ``models`` grow meanwhile."""
+    """Reads one file; ``notes``, ``models`` and ``faults`` grow meanwhile."""
 
     def __init__(self, document: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         self._document = document
         self._environment = environment
-        self._macros = _mapping(document.get("macros"), "macros")
+        self._faults = Faults()
+        self._macros = self._mapping(document.get("macros"), "macros")
         self._models: dict[str, ImportedModel] = {}
         self._notes: list[str] = []
 
@@ -133,14 +135,17 @@ class _Reader:
         document = self._document
         self._note_unused(document, KEYS, NO_MEANING, "")
         self._note_unused(
-            _mapping(document.get("routing"), "routing"), {"router"}, ROUTING_NO_MEANING, "routing"
+            self._mapping(document.get("routing"), "routing"), {"router"}, ROUTING_NO_MEANING, "routing"
         )
-        for name, model in _mapping(document.get("models"), "models").items():
-            self._models[str(name)] = self._model(str(name), _mapping(model, f"models.{name}"))
+        for name, model in self._mapping(document.get("models"), "models").items():
+            with self._faults.gathering():
+                self._models[str(name)] = self._model(str(name), self._mapping(model, f"models.{name}"))
+        self._faults.raise_all()  # what follows names the models
         constraints = self._constraints()
         keys = _Macros(self._macros, self._environment).fill(document.get("apiKeys") or [], "apiKeys")
-        api_keys = tuple(map(str, _list(keys, "apiKeys")))
+        api_keys = tuple(map(str, self._list(keys, "apiKeys")))
         preload = self._preload()
+        self._faults.raise_all()
         notes = tuple(dict.fromkeys(self._notes))
         return ImportedFile(TOOL, self._models, constraints, preload, api_keys, notes)
 
@@ -149,9 +154,11 @@ class _Reader:
     def _model(self, name: str, given: Mapping[str, Any]) -> ImportedModel:
         where = f"models.{name}"
         self._note_unused(given, MODEL_KEYS, MODEL_NO_MEANING, where)
-        own = _mapping(given.get("macros"), f"{where}.macros")
+        own = self._mapping(given.get("macros"), f"{where}.macros")
         macros = _Macros({**self._macros, **own, "MODEL_ID": name}, self._environment)
-        words = split_command(macros.fill_command(given.get("cmd"), f"{where}.cmd"), f"{where}.cmd")
+        words = list[str]()
+        with self._faults.gathering():
+            words = split_command(macros.fill_command(given.get("cmd"), f"{where}.cmd"), f"{where}.cmd")
         stop = macros.fill_command(given.get("cmdStop"), f"{where}.cmdStop")
         left = ("macros", "cmd", "cmdStop", "env")
         model = macros.fill({key: each for key, each in given.items() if key not in left}, where)
@@ -162,17 +169,17 @@ class _Reader:
             url = ""
         if not is_engine:
             options["check"] = str(model.get("checkEndpoint") or "/health")
-        filters = self._filters(_mapping(model.get("filters"), f"{where}.filters"), where)
+        filters = self._filters(self._mapping(model.get("filters"), f"{where}.filters"), where)
         envs = self._envs(macros.fill(given.get("env") or [], f"{where}.env", keeps_unknown=True), where)
-        aliases = _aliases(name, _list(model.get("aliases") or [], f"{where}.aliases"), filters)
+        aliases = _aliases(name, self._list(model.get("aliases") or [], f"{where}.aliases"), filters)
         said = {
             "ServiceArgs": {"envs": envs} if envs else None,
             "aliases": aliases,
             "display-name": str(model.get("name") or "").strip(),
             "description": str(model.get("description") or "").strip(),
-            "metadata": dict(_mapping(model.get("metadata"), f"{where}.metadata")),
+            "metadata": dict(self._mapping(model.get("metadata"), f"{where}.metadata")),
             "concurrency-limit": int(
-                _number(model.get("concurrencyLimit") or 0, f"{where}.concurrencyLimit", 0)
+                self._number(model.get("concurrencyLimit") or 0, f"{where}.concurrencyLimit", 0)
             ),
         }
         options |= self._lifetime(model, where) | {key: each for key, each in said.items() if each}
@@ -181,17 +188,17 @@ class _Reader:
 
     def _lifetime(self, model: Mapping[str, Any], where: str) -> dict[str, Any]:
         document = self._document
-        ttl = _number(model.get("ttl", -1), f"{where}.ttl", -1)
+        ttl = self._number(model.get("ttl", -1), f"{where}.ttl", -1)
         if ttl < 0:
-            ttl = _number(document.get("globalTTL", 0), "globalTTL", 0)
+            ttl = self._number(document.get("globalTTL", 0), "globalTTL", 0)
         found: dict[str, Any] = {"ttl": ttl}
         if "healthCheckTimeout" in document:
-            given = _number(document["healthCheckTimeout"], "healthCheckTimeout", 0)
+            given = self._number(document["healthCheckTimeout"], "healthCheckTimeout", 0)
             found["load-timeout"] = max(MIN_HEALTH_CHECK_S, given)
         return found
 
     def _envs(self, given: Any, where: str) -> dict[str, str]:
-        pairs = [str(each).partition("=") for each in _list(given, f"{where}.env")]
+        pairs = [str(each).partition("=") for each in self._list(given, f"{where}.env")]
         for name in (name for name, is_there, _ in pairs if not is_there):
             self._notes.append(f"{where}.env: {name!r} is left out: expected NAME=value.")
         return {name: value for name, is_there, value in pairs if is_there}
@@ -201,8 +208,8 @@ class _Reader:
         self._note_unused(filters, FILTER_KEYS, {}, where)
         stripped = filters.get("stripParams") or filters.get("strip_params") or ""
         removed = stripped if isinstance(stripped, list) else str(stripped).split(",")
-        by_name = _mapping(filters.get("setParamsByID"), f"{where}.setParamsByID")
-        rules = _list(filters.get("setParamsByMatch") or [], f"{where}.setParamsByMatch")
+        by_name = self._mapping(filters.get("setParamsByID"), f"{where}.setParamsByID")
+        rules = self._list(filters.get("setParamsByMatch") or [], f"{where}.setParamsByMatch")
         return RequestFilters(
             tuple(name for each in removed if (name := str(each).strip()) and name != "model"),
             _without_model(filters.get("setParams"), f"{where}.setParams"),
@@ -219,7 +226,7 @@ class _Reader:
         """Return what groups or the matrix say, and that models of one port leave for each other."""
         groups, matrix = self._routing()
         if matrix:
-            found = self._matrix(_mapping(matrix, "matrix"))
+            found = self._matrix(self._mapping(matrix, "matrix"))
         elif groups:
             found = self._group_constraints(groups)
         else:
@@ -262,26 +269,28 @@ class _Reader:
             if groups or matrix:
                 problem = "both routing and groups or matrix at the top"
                 raise ConfigError(problem, hint="llama-swap takes one of them: use routing.")
-            router = _mapping(_mapping(document["routing"], "routing").get("router"), "routing.router")
-            settings = _mapping(router.get("settings"), "routing.router.settings")
+            router = self._mapping(
+                self._mapping(document["routing"], "routing").get("router"), "routing.router"
+            )
+            settings = self._mapping(router.get("settings"), "routing.router.settings")
             is_matrix = router.get("use") == "matrix"
             groups, matrix = (None, settings.get("matrix")) if is_matrix else (settings.get("groups"), None)
         if groups and matrix:
             raise ConfigError("both groups and matrix", hint="llama-swap takes one of them.")
-        return _mapping(groups, "groups"), matrix
+        return self._mapping(groups, "groups"), matrix
 
     def _matrix(self, matrix: Mapping[str, Any]) -> Constraints:
         self._note_unused(matrix, frozenset({"vars", "evict_costs", "sets"}), {}, "matrix")
         names = self._names()
-        for short, name in _mapping(matrix.get("vars"), "matrix.vars").items():
+        for short, name in self._mapping(matrix.get("vars"), "matrix.vars").items():
             names[str(short)] = self._find(str(name), names, f"matrix.vars.{short}")
-        for key, cost in _mapping(matrix.get("evict_costs"), "matrix.evict_costs").items():
+        for key, cost in self._mapping(matrix.get("evict_costs"), "matrix.evict_costs").items():
             if model := self._find(str(key), names, "matrix.evict_costs"):
-                priority = max(0.001, _number(cost, f"matrix.evict_costs.{key}", 0))
+                priority = max(0.001, self._number(cost, f"matrix.evict_costs.{key}", 0))
                 options = {**self._models[model].options, "priority": priority}
                 self._models[model] = replace(self._models[model], options=options)
         sets = expand(
-            _mapping(matrix.get("sets"), "matrix.sets"),
+            self._mapping(matrix.get("sets"), "matrix.sets"),
             lambda name, where: self._find(name, names, where),
             self._models,
         )
@@ -289,7 +298,9 @@ class _Reader:
 
     def _group_constraints(self, groups: Mapping[str, Any]) -> Constraints:
         """Return who must leave for whom. The models in no group are a group that swaps and is exclusive."""
-        read = {name: self._group(name, _mapping(group, f"groups.{name}")) for name, group in groups.items()}
+        read = {
+            name: self._group(name, self._mapping(group, f"groups.{name}")) for name, group in groups.items()
+        }
         grouped = Counter(member for members, *_ in read.values() for member in members)
         if twice := next((each for each, times in grouped.items() if times > 1), None):
             raise ConfigError(f"groups: {twice!r} is in two groups", hint="Give each model to one group.")
@@ -303,7 +314,8 @@ class _Reader:
                     leaves[name] = gone
         return Constraints(leaves=leaves)
 
-    def _group(self, name: str, group: Mapping[str, Any]) -> _Group:
+    def _group(self, name: str, given: Any) -> _Group:
+        group = self._mapping(given, f"groups.{name}")
         self._note_unused(
             group, frozenset({"swap", "exclusive", "persistent", "members"}), {}, f"groups.{name}"
         )
@@ -313,19 +325,19 @@ class _Reader:
 
     def _members(self, name: str, group: Mapping[str, Any]) -> list[str]:
         where, names = f"groups.{name}.members", self._names()
-        given = _list(group.get("members") or [], where)
+        given = self._list(group.get("members") or [], where)
         return [model for each in given if (model := self._find(str(each), names, where))]
 
     def _preload(self) -> tuple[str, ...]:
-        hooks = _mapping(self._document.get("hooks"), "hooks")
+        hooks = self._mapping(self._document.get("hooks"), "hooks")
         self._note_unused(hooks, frozenset({"on_startup"}), {}, "hooks")
-        begin, where = _mapping(hooks.get("on_startup"), "hooks.on_startup"), "hooks.on_startup.preload"
+        begin, where = self._mapping(hooks.get("on_startup"), "hooks.on_startup"), "hooks.on_startup.preload"
         self._note_unused(begin, frozenset({"preload", "profile"}), {}, "hooks.on_startup")
         groups, _ = self._routing()
         names, found = self._names(), list[str]()
-        for each in _list(begin.get("preload") or [], where):
+        for each in self._list(begin.get("preload") or [], where):
             if each in groups and each not in names:
-                found += self._members(each, _mapping(groups[each], f"groups.{each}"))
+                found += self._members(each, self._mapping(groups[each], f"groups.{each}"))
             elif model := self._find(str(each).strip(), names, where):
                 found.append(model)
         return tuple(dict.fromkeys(found))
@@ -357,6 +369,26 @@ class _Reader:
             elif key not in known:
                 note = f"{place}: llama-swap has no such key, and it changes nothing."
                 self._notes.append(note + _similar(str(key), known))
+
+    # -- checks: a fault is kept, and reading goes on with what stands for nothing -----------------
+
+    def _mapping(self, value: Any, where: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] | None = None
+        with self._faults.gathering():
+            found = _mapping(value, where)
+        return found or {}
+
+    def _list(self, value: Any, where: str) -> list[Any]:
+        found: list[Any] | None = None
+        with self._faults.gathering():
+            found = _list(value, where)
+        return found or []
+
+    def _number(self, value: Any, where: str, least: float) -> float:
+        found = least
+        with self._faults.gathering():
+            found = _number(value, where, least)
+        return max(found, least)
 
 
 _Group = tuple[frozenset[str], bool, bool, bool]

@@ -16,7 +16,7 @@ from dynaplan.engines.llamacpp.engine import check as check_llamacpp
 from dynaplan.engines.server.owners_command import KEYS
 from dynaplan.graph.config import validate_config
 from dynaplan.graph.loading import load_graph
-from dynaplan.util.errors import all_faults
+from dynaplan.util.errors import ConfigError, all_faults
 
 
 def read(file: Path, overrides: list[str]) -> tuple[Sections, list[str]]:
@@ -224,3 +224,18 @@ def test_models_on_the_command_line_are_called_by_the_ends_of_their_paths(tmp_pa
         "a-1.5b": {"model": str(tmp_path / "a-1.5b.gguf"), "engine": "llamacpp"},
         "org/name": {"model": "org/name", "engine": "vllm"},
     }
+
+
+def test_a_model_that_stands_twice_in_a_file_of_llama_swap_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models:\n  a: {cmd: one}\n  b: {cmd: two}\n  a: {cmd: three}\n")
+    with pytest.raises(ConfigError, match="line 4: a is a second a"):
+        imported_file(file)
+
+
+def test_a_key_that_is_merged_from_an_anchor_and_given_anew_is_no_second_one(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models:\n  a: &a {cmd: one, ttl: 1}\n  b: {<<: *a, cmd: two}\n  c: {<<: *a, ttl: 2}\n")
+    found = imported_file(file)
+    assert found
+    assert [each.options["command"] for each in found.models.values()] == ["one", "two", "one"]

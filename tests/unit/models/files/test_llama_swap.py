@@ -11,7 +11,7 @@ import yaml
 from dynaplan.models.files import llama_swap
 from dynaplan.models.files.imported_model import ImportedFile, ImportedModel, RequestFilters
 from dynaplan.models.files.llama_swap import FoldedText
-from dynaplan.util.errors import ConfigError
+from dynaplan.util.errors import ConfigError, SeveralErrors
 
 DOCUMENTED = """
 healthCheckTimeout: 90
@@ -434,6 +434,29 @@ def test_what_llama_swap_would_pass_over_is_a_note(text: str, note: str) -> None
 def test_a_mistake_names_its_key_and_what_was_expected(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         read(text)
+
+
+def test_all_mistakes_of_a_file_are_told_at_once() -> None:
+    text = """
+healthCheckTimeout: soon
+models:
+  a: {cmd: "", aliases: gpt-4, env: X, ttl: never}
+  b: {cmd: "${llma}"}
+  c: 5
+"""
+    with pytest.raises(SeveralErrors) as raised:
+        read(text)
+    said = str(raised.value)
+    for key in (
+        "models.a.cmd",
+        "models.a.aliases",
+        "models.a.env",
+        "models.a.ttl",
+        "models.b.cmd",
+        "models.c",
+    ):
+        assert f"{key} " in said or f"{key}:" in said
+    assert said.count("healthCheckTimeout") == 1
 
 
 def test_an_expression_of_too_many_sets_is_refused() -> None:
