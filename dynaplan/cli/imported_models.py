@@ -110,16 +110,20 @@ def _key_notes(name: str, entry: Mapping[str, Any]) -> list[str]:
 
 
 def _use_own_llama_server(name: str, entry: dict[str, Any]) -> list[str]:
-    """Have a model served by the installed package where its ``llama-server`` is not on this machine."""
+    """Have a model served by the installed package where the PATH has no ``llama-server``.
+
+    One that is named by its path is another build, with flags of its own: nothing stands in for it.
+    """
     command = read_command(entry.get(COMMAND))
     found = recognise(command.words)
     if not found or found.engine != "llamacpp" or not importlib.util.find_spec("xllamacpp"):
         return []
     program = command.words[found.start - 1]
-    if shutil.which(program):
+    if shutil.which(program) or os.path.basename(program) != program:
         return []
     del entry[COMMAND]
-    entry |= {"engine": found.engine, **{key: each for key, each in found.flags.items() if key not in OURS}}
+    flags = {key: each for key, each in found.flags.items() if key not in OURS and key != "hf-repo"}
+    entry |= {"engine": found.engine, **flags, "model": found.model}
     return [f"models.{name}.cmd: there is no {program} here; the xllamacpp package serves it."]
 
 

@@ -50,7 +50,8 @@ def model_needs(
         asked, environment = (service.gpus, service.envs) if service else (0, {})
         policies[each.name] = model_policy(each.settings, options, asked, inventory, environment)
         if absent := absent_file(options):
-            notes.append(f"{each.name}: its command names the file {absent}, which is not there")
+            why = "; no shell replaces ~ there, so write the whole path" if absent.startswith("~") else ""
+            notes.append(f"{each.name}: its command names the file {absent}, which is not there{why}")
         elif not is_memory_known(each.settings, options, asked):
             unknown.add(each.name)
         if missing := chosen_gpus(options, environment, inventory).missing:

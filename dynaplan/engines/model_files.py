@@ -67,7 +67,8 @@ def absolute_path(engine: str, model: Any, directory: Path) -> Any:
     if engine not in MODEL_KINDS or not isinstance(model, str) or not model.strip():
         return model
     path = directory / Path(os.path.expanduser(model))
-    if is_path(model) or exists(path) or (MODEL_KINDS[engine] is GGUF_FILE and not is_hub_name(model, path)):
+    name = model.rpartition(":")[0] or model  # llama.cpp takes org/name:kind
+    if is_path(model) or exists(path) or (MODEL_KINDS[engine] is GGUF_FILE and not is_hub_name(name, path)):
         return str(path.resolve() if ".." in path.parts else path)
     return model
 

@@ -72,7 +72,8 @@ def test_a_file_with_every_key_that_llama_swap_documents_is_served_and_says_what
     monkeypatch.setattr(imported_models.shutil, "which", lambda _: None)
     config, notes = read(DOCUMENTED, [])
     models = config["Models"]
-    assert (models["chat"]["engine"], models["small"]["engine"]) == ("llamacpp", "llamacpp")
+    assert models["chat"]["command"].startswith("/opt/llama.cpp/llama-server")
+    assert models["small"]["engine"] == "llamacpp"
     assert models["container"]["stop-command"] == "sh stop container"
     fixed = models["fixed"]
     assert (fixed["command"], fixed["url"], fixed["check"]) == (
@@ -144,6 +145,15 @@ def test_without_a_llama_server_the_package_is_told_what_a_preset_says(
     for entry in config["Models"].values():
         check_llamacpp(entry, 1)
     assert sum("the xllamacpp package serves it" in each for each in notes) == 3
+
+
+def test_a_llama_server_that_is_named_by_its_path_is_replaced_by_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models: {a: {cmd: '/opt/fork/llama-server -m a.gguf --port ${PORT} -fmoe'}}")
+    entry = read(file, [])[0]["Models"]["a"]
+    assert "engine" not in entry
+    with pytest.raises(ConfigError, match="there is no program /opt/fork/llama-server"):
+        check_llamacpp(entry, 1)
 
 
 def test_an_engines_own_key_is_left_out_and_that_is_said(tmp_path: Path) -> None:

@@ -216,6 +216,8 @@ def test_a_model_that_is_nowhere_is_answered_with_the_option_that_names_it(tmp_p
 
 
 def test_a_name_on_the_hub_is_no_path_for_llamacpp(tmp_path: Path) -> None:
+    with_kind = "unsloth/Qwen3-30B-A3B-GGUF:UD-Q4_K_XL"
+    assert absolute_path("llamacpp", with_kind, tmp_path) == with_kind
     name = absolute_path("llamacpp", "Qwen/Qwen3-0.6B", tmp_path)
     assert name == "Qwen/Qwen3-0.6B"
     message = refusal("llamacpp", name)
