@@ -88,7 +88,8 @@ def page(found: Sequence[Finding], width: int) -> str:
     last = (
         f"`dynaplan serve` cannot work here: {faults} to mend" if faults else "`dynaplan serve` can work here"
     )
-    lines += ["", f"{last}; {warnings} warnings."]
+    number = "1 warning" if warnings == 1 else f"{warnings} warnings"
+    lines += ["", f"{last}; {number}."]
     return "\n".join(lines)
 
 

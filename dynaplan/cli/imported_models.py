@@ -16,6 +16,7 @@ from dynaplan.config.yaml_file import refuse_second_keys
 from dynaplan.engines.local_models import locate_entries
 from dynaplan.models.files import llama_cpp, llama_swap
 from dynaplan.models.files.imported_model import ImportedFile, ImportedModel
+from dynaplan.util import screen
 from dynaplan.util.errors import Faults
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ def read_config_file(
         config = read_config(file, overrides)
     else:
         sections, more = sections_of(found)
-        notes = [f"{file} is a file of {found.tool}: {len(found.models)} models", *found.notes, *more]
+        number = "1 model" if len(found.models) == 1 else f"{len(found.models)} models"
+        said = [f"{file} is a file of {found.tool}: {number}", *found.notes, *more]
+        notes = [screen.Note(each) for each in said]
         config = merge_sections(sections, parse_overrides(overrides))
     return locate_entries(config, directory, os.environ, faults), notes
 

@@ -403,9 +403,10 @@ def check_event_hook() -> None:
 
 
 def warn(warnings: Sequence[str]) -> None:
-    """Print each warning as a line of its own on standard error."""
+    """Print each warning, and each note among them, as a line of its own on standard error."""
     for warning in warnings:
-        click.echo(f"{screen.warning('Warning:')} {warning}", err=True)
+        mark = "Note:" if isinstance(warning, screen.Note) else screen.warning("Warning:")
+        click.echo(f"{mark} {warning}", err=True)
 
 
 def exposure_warnings(host: str, api_key: str, frontend: Mapping[str, object]) -> list[str]:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynaplan.config.other_files import recognise_file
 from dynaplan.config.overrides import MODELS, Sections
 from dynaplan.config.settings.fields import kebab
 from dynaplan.util.errors import ConfigError
@@ -122,6 +123,7 @@ def _check(node: yaml.Node | None, source: str) -> None:
         raise ConfigError(f"{source} is empty", hint=EXAMPLE)
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{_at(source, node)}: not a mapping of services", hint=EXAMPLE)
+    _refuse_other_tools(node, source)
     _check_keys(node, source)
     for key, body in node.value:
         if isinstance(body, yaml.MappingNode):
@@ -129,6 +131,16 @@ def _check(node: yaml.Node | None, source: str) -> None:
         elif body.tag != "tag:yaml.org,2002:null":
             hint = MODELS_EXAMPLE if key.value.lower() == MODELS.lower() else EXAMPLE
             raise ConfigError(f"{_at(source, body)}: {key.value} is not a mapping of options", hint=hint)
+
+
+def _refuse_other_tools(node: yaml.MappingNode, source: str) -> None:
+    import yaml
+
+    bodies = {str(key.value): body for key, body in node.value}
+    lists = {name for name, body in bodies.items() if isinstance(body, yaml.SequenceNode)}
+    if found := recognise_file(bodies, lists):
+        what, advice = found
+        raise ConfigError(f"{source} is {what}", hint=advice)
 
 
 def _check_keys(node: yaml.MappingNode, source: str) -> None:

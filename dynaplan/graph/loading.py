@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, NoReturn
 
+from dynaplan.config.other_files import recognise_name
 from dynaplan.config.settings.servers import COMPAT_VARIABLE
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.service import Edges, Service, stated_links
@@ -81,7 +82,8 @@ def _file_of(name: str, working_dir: Path) -> Path | None:
         raise GraphError(f"{name} is a directory", hint="Name the module in it: <module>:<attribute>.")
     if path.is_file():
         if path.suffix != ".py":
-            raise GraphError(f"{name} is not a Python file", hint="Name a .py file or a module.")
+            what, hint = recognise_name(name) or ("not a Python file", "Name a .py file or a module.")
+            raise GraphError(f"{name} is {what}", hint=hint)
         if not path.is_relative_to(working_dir):
             raise GraphError(
                 f"{name} does not lie under the working directory {working_dir}", hint="Set --working-dir."

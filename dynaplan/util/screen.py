@@ -31,6 +31,12 @@ HOME, ERASE_LINE, ERASE_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 """Sequences of a terminal: to the upper left, erase to the line's end, erase to the screen's end."""
 
 
+class Note(str):
+    """A line among warnings that tells what is done: nothing is to be mended."""
+
+    __slots__ = ()
+
+
 def width() -> int:
     """Return the columns of the terminal that standard output is; 0 for a pipe or a file: no limit."""
     import shutil  # it costs as much as the rest of the help page

@@ -47,7 +47,7 @@ def test_a_finding_stands_with_what_to_do_next_below_it() -> None:
         "FAIL  etcd           there is none",
         "                     -> Install one.",
         "",
-        "`dynaplan serve` cannot work here: 1 to mend; 1 warnings.",
+        "`dynaplan serve` cannot work here: 1 to mend; 1 warning.",
     ]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from dynaplan.cli import imported_models
 from dynaplan.cli.imported_models import imported_file, read_config_file
+from dynaplan.cli.serve import warn
 from dynaplan.cli.service_options import is_models_file, models_overrides
 from dynaplan.config.models import components_of
 from dynaplan.config.overrides import Sections, parse_overrides
@@ -249,3 +250,15 @@ def test_a_key_that_is_merged_from_an_anchor_and_given_anew_is_no_second_one(tmp
     found = imported_file(file)
     assert found
     assert [each.options["command"] for each in found.models.values()] == ["one", "two", "one"]
+
+
+def test_what_a_file_of_another_tool_is_taken_for_is_a_note_and_no_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models: {a: {cmd: echo-server}}")
+    _, notes = read(file, [])
+    warn([*notes, "a thing to mend"])
+    assert capsys.readouterr().err == (
+        f"Note: {file} is a file of llama-swap: 1 model\nWarning: a thing to mend\n"
+    )
