@@ -34,7 +34,7 @@ from dynaplan.gateway.error_forms import error_body
 from dynaplan.gateway.http_messages import ENCODINGS, Headers, Request, RequestBody, Response, path_of
 from dynaplan.gateway.openai_api import internal_error
 from dynaplan.gateway.stream_batching import StreamBatch
-from dynaplan.util.browser_policy import readable_headers
+from dynaplan.util.browser_policy import SIGNS_OF_BROWSERS, readable_headers
 from dynaplan.util.http_routes import REQUEST_ID
 from dynaplan.worker.http_server import (
     MAX_HEAD_BYTES,
@@ -268,6 +268,7 @@ class ClientConnection(asyncio.Protocol):
         self._body = RequestBody(length, encoding, self.transport)
         headers, target = Headers(self._headers), self._target.decode("ascii", "surrogateescape")
         path = path_of(target)
+        is_from_browser = not SIGNS_OF_BROWSERS.isdisjoint(dict(self._headers))
         request = Request(
             self._parser.get_method().decode(),
             target,
@@ -278,7 +279,8 @@ class ClientConnection(asyncio.Protocol):
             request_id(headers.get(REQUEST_ID)),
             is_http_10=version == "1.0",
             is_kept=self._parser.should_keep_alive(),
-            readable_by=self._server.readable_by(path, headers),
+            readable_by=self._server.readable_by(path, headers) if is_from_browser else "",
+            is_from_browser=is_from_browser,
         )
         if self._task is None:
             self._start(request)

@@ -101,7 +101,7 @@ class Request(Struct, frozen=True):
     """A request whose head has arrived. ``path`` has no query, and its escapes are decoded.
 
     ``name`` is its id, the client's own where it is usable. ``readable_by`` is the web origin whose scripts
-    may read the answer, empty where there is none.
+    may read the answer, empty where there is none. ``is_from_browser``: it says from what page it comes.
     """
 
     method: str
@@ -114,6 +114,7 @@ class Request(Struct, frozen=True):
     is_http_10: bool = False
     is_kept: bool = True
     readable_by: str = ""
+    is_from_browser: bool = False
 
     @property
     def query(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dynaplan.engines.api_rules import EngineApi
+from dynaplan.engines.api_rules import TOOL_FIELDS, EngineApi
 from dynaplan.engines.timing_model.tokens import count_tokens, text_prompt
 from dynaplan.gateway.passthrough import (
     INPUTS,
@@ -389,7 +389,7 @@ def check_fields(call: Call, api: EngineApi, owners: Collection[str] = ()) -> No
 
 def with_loosened_tools(call: Call, api: EngineApi) -> Call:
     """Return the call with schemas of tools that its engine takes; a large body and a form stay."""
-    if call.endpoint.is_form or not call.is_whole:
+    if TOOL_FIELDS.isdisjoint(call.document) or call.endpoint.is_form or not call.is_whole:
         return call
     loosened = api.loosened_tools(call.document, call.endpoint.path)
     if not loosened:

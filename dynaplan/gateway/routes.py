@@ -19,7 +19,7 @@ from dynaplan.gateway.model_routes import ModelRoutes, is_changed_by_get
 from dynaplan.gateway.openai_api import API_PATHS, UNKNOWN_URL, ApiError, ApiPath, not_implemented
 from dynaplan.gateway.passthrough import find_unserved
 from dynaplan.gateway.request_path import RequestPath
-from dynaplan.util.browser_policy import is_preflight, preflight_headers
+from dynaplan.util.browser_policy import Refusal, is_preflight, preflight_headers
 from dynaplan.util.errors import nearest
 from dynaplan.util.http_routes import ALL_METRICS_PATH, LOAD_HISTORY_PATH
 
@@ -48,6 +48,10 @@ MAX_STARTS_A_TURN = 16
 
 The others of a hundred that come at once begin in the next turns, and other streams go on between them.
 """
+
+
+def _refused(refusal: Refusal) -> ApiError:
+    return ApiError(refusal.status, refusal.message, kind="permission_error", code=refusal.code)
 
 
 class FrontendRoutes:
@@ -83,9 +87,12 @@ class FrontendRoutes:
     async def handle(self, request: Request) -> Response | None:
         """Return the answer, or None when it has been sent; every ApiError gets a body of its API's shape."""
         try:
-            self._check_browser(request)
-            if is_preflight(request.method, request.headers):
-                return Response(204, preflight_headers(request.headers), b"")
+            if request.is_from_browser:
+                self._check_browser(request)
+                if is_preflight(request.method, request.headers):
+                    return Response(204, preflight_headers(request.headers), b"")
+            elif refusal := self._browsers.refuse_host(request.headers):
+                raise _refused(refusal)
             return await self._handler(request)(request)
         except ApiError as error:
             headers = {"Content-Type": "application/json", **error.headers}
@@ -107,7 +114,7 @@ class FrontendRoutes:
             return
         is_change = request.method not in READING or not self._only_reads(request.path)
         if refusal := self._browsers.refuse(request.headers, is_change=is_change):
-            raise ApiError(refusal.status, refusal.message, kind="permission_error", code=refusal.code)
+            raise _refused(refusal)
 
     def _only_reads(self, path: str) -> bool:
         """Tell whether a GET of that path changes nothing; of an engine's own path it may load a model."""

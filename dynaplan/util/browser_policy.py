@@ -52,6 +52,9 @@ them in ``OLLAMA_ORIGINS``."""
 
 ANY = "*"
 
+SIGNS_OF_BROWSERS = frozenset({b"origin", b"sec-fetch-site"})
+"""Headers that only browsers send; a request without them is another program's."""
+
 _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:@/\s\[\]]+))(?::\d*)?")
 """A header ``Host``: an IPv6 address in brackets, or a name or another address; then a port."""
 
@@ -117,9 +120,8 @@ class BrowserPolicy:
         """Return why the request is not answered; None for one that is."""
         if self._has_key:
             return None
-        host = headers.get("Host", "")
-        if host and self._has_host and not self._has_host(host):
-            return _foreign_host(host)
+        if refusal := self.refuse_host(headers):
+            return refusal
         origin, site = headers.get("Origin", ""), headers.get("Sec-Fetch-Site", "")
         if not (origin or site):
             return None
@@ -134,6 +136,13 @@ class BrowserPolicy:
         if site in ("same-origin", "none") or (not is_change and (site == "same-site" or is_link)):
             return None
         return _foreign_origin("another site")
+
+    def refuse_host(self, headers: HeaderLookup) -> Refusal | None:
+        """Return why a name is none by which this server is called: all that is asked of other programs."""
+        if self._has_host is None:
+            return None
+        host = headers.get("Host", "")
+        return _foreign_host(host) if host and not self._has_host(host) else None
 
     def _is_ours(self, origin: str, headers: HeaderLookup) -> bool:
         return bool(self._is_allowed(origin.lower())) or _is_same(origin, headers.get("Host", ""))

@@ -108,7 +108,9 @@ def counted() -> Iterator[Counter[str]]:
 async def calls_of(here: Stage, step: LockStep, events: int) -> Counter[str]:
     """The calls of a request with that many events; the fewest of some, for timers make calls, too."""
     text = json.dumps(body(PATH, model="m", stream=True)).encode()
-    request = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text
+    request = (
+        f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text
+    )
     reader, writer = await asyncio.open_connection("127.0.0.1", here.frontend.port)
     found = []
     for _ in range(6):
