@@ -12,7 +12,8 @@ MASK = "***"
 """The text in the place of a secret."""
 
 _SECRET_WORDS = frozenset(
-    {"key", "apikey", "token", "secret", "password", "passwd", "credential", "credentials", "authorization"}
+    {"key", "apikey", "token", "secret", "password", "passwd", "pass"}
+    | {"credential", "credentials", "authorization"}
 )
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _URL_LOGIN = re.compile(r"""(?<=://)(?:[^/@\s"']|["'](?!\s*[,:}\]]))+(?=@)""")
@@ -56,10 +57,10 @@ def mask_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def mask_secrets(value: Any) -> Any:
     """Return a JSON value without its secrets.
 
-    These are masked: values of keys that look secret, everything in a ``ServiceArgs.envs`` and the login of a
-    URL; of a command, which is a list of words or a text below a key of that name, the values of options and
-    variables that look secret, and of all variables that a container is given. A text that is a JSON object
-    or list, such as vLLM's ``kv-events-config``, is masked by its keys too.
+    These are masked: values of keys that look secret, variables in ``ServiceArgs.envs`` among them, and the
+    login of a URL; of a command, which is a list of words or a text below a key of that name, the values of
+    options and variables that look secret, and of all variables that a container is given. A text that is a
+    JSON object or list, such as vLLM's ``kv-events-config``, is masked by its keys too.
     """
     if isinstance(value, Mapping):
         return {key: _masked_item(str(key), item) for key, item in value.items()}
@@ -71,8 +72,6 @@ def mask_secrets(value: Any) -> Any:
 def _masked_item(key: str, value: Any) -> Any:
     if looks_secret(key):
         return mask_all(value)
-    if key == "ServiceArgs" and isinstance(value, Mapping):
-        return {k: mask_all(item) if k == "envs" else _masked_item(str(k), item) for k, item in value.items()}
     is_command = key == "command" or key.endswith("-command")
     return _masked_command(value) if is_command and isinstance(value, str) else mask_secrets(value)
 

@@ -36,8 +36,8 @@ def test_masking_everything_keeps_the_structure_and_the_keys(value: Any, masked:
     [
         ({"api-key": ["a", "b"], "model": "m"}, {"api-key": [MASK, MASK], "model": "m"}),
         (
-            {"ServiceArgs": {"envs": {"A": "b"}, "workers": 2}},
-            {"ServiceArgs": {"envs": {"A": MASK}, "workers": 2}},
+            {"ServiceArgs": {"envs": {"CUDA_VISIBLE_DEVICES": "1", "HF_TOKEN": "b"}, "workers": 2}},
+            {"ServiceArgs": {"envs": {"CUDA_VISIBLE_DEVICES": "1", "HF_TOKEN": MASK}, "workers": 2}},
         ),
         (["--api-key", "a", "--model", "m"], ["--api-key", MASK, "--model", "m"]),
         (["--api-key=a"], [f"--api-key={MASK}"]),

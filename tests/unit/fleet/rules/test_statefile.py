@@ -276,14 +276,14 @@ def test_secrets_are_masked_wherever_they_stand() -> None:
         "token": {"deep": "s1"},
         "args": ["--api-key", "s2", "--port", "1", "--hub-token=s3"],
         "url": "https://user:s4@host/x",
-        "Worker": {"ServiceArgs": {"envs": {"PLAIN": "s5"}, "workers": 2}},
+        "Worker": {"ServiceArgs": {"envs": {"PLAIN": "1", "DB_PASS": "s5"}, "workers": 2}},
         "max-tokens": 7,
     }
     assert mask_secrets(config) == {
         "token": {"deep": MASK},
         "args": ["--api-key", MASK, "--port", "1", f"--hub-token={MASK}"],
         "url": f"https://{MASK}@host/x",
-        "Worker": {"ServiceArgs": {"envs": {"PLAIN": MASK}, "workers": 2}},
+        "Worker": {"ServiceArgs": {"envs": {"PLAIN": "1", "DB_PASS": MASK}, "workers": 2}},
         "max-tokens": 7,
     }
 
