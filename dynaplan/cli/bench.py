@@ -145,7 +145,7 @@ def check_url(url: str) -> None:
 def _load(given: Mapping[str, Any]) -> OfferedLoad:
     """Return the load; raises ConfigError for two, and for a trace that cannot be read."""
     from dynaplan.cli.bench_measurement import OfferedLoad
-    from dynaplan.gateway.traced_requests import TracedRequest
+    from dynaplan.contract.traced_requests import TracedRequest
     from dynaplan.simulation.traces.reading import read_requests
 
     request = TracedRequest(0.0, given["isl"], given["osl"])

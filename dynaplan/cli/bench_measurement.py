@@ -12,9 +12,9 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.cli.timing import LINE_POLL_S
+from dynaplan.contract.store_keys import SCALED_ROLES
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.fleet import deployments
-from dynaplan.fleet.store_keys import SCALED_ROLES
-from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role
 from dynaplan.lab.profiling.load.completions import (
     Answer,

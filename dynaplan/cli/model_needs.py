@@ -13,8 +13,8 @@ from typing import Any
 from dynaplan.config.command_words import COMMAND, read_command, recognise
 from dynaplan.config.models import served_models
 from dynaplan.config.service_config import section_options
+from dynaplan.contract.gpus import UNREADABLE, GpuUse, is_unreadable
 from dynaplan.fleet.gpu_devices import available_gpus, uses_reader
-from dynaplan.fleet.gpus import UNREADABLE, GpuUse, is_unreadable
 from dynaplan.fleet.model_policies import chosen_gpus, is_memory_known, model_constraints, model_policy
 from dynaplan.fleet.plugin.shared_memory import SharedMemory, read_host_memory
 from dynaplan.graph.model import GraphSpec

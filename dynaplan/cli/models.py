@@ -18,15 +18,15 @@ from dynaplan.cli.options import json_option, namespace_argument, namespace_opti
 from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.timing import WORKERS_POLL_S
 from dynaplan.config.models import served_models
-from dynaplan.fleet.model_keys import (
+from dynaplan.contract.model_keys import (
     MODEL_DEMAND,
     ModelDemand,
     ModelReport,
     demand_in,
     reports_in,
 )
+from dynaplan.contract.store_keys import fleet_key
 from dynaplan.fleet.model_orders import change_order, load_order, unload_order
-from dynaplan.fleet.store_keys import fleet_key
 from dynaplan.util import screen
 from dynaplan.util.amounts import seconds_of
 from dynaplan.util.errors import ConfigError, DeploymentError, TemporaryError, nearest

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from dynaplan.fleet.counts import WorkerCounts
-from dynaplan.fleet.model_keys import NO_DEMAND, ModelDemand, ModelEvent, ModelReport
+from dynaplan.contract.counts import WorkerCounts
+from dynaplan.contract.model_keys import NO_DEMAND, ModelDemand, ModelEvent, ModelReport
 from dynaplan.models.model import HOST
 from dynaplan.util.durations import clock, local_time
 from dynaplan.util.tables import fold, text_table

@@ -20,7 +20,7 @@ from dynaplan.cli.models_view import event_line
 from dynaplan.cli.running_deployment import manual_changes_of
 from dynaplan.cli.status_poller import StatusPoller
 from dynaplan.cli.status_view import view_of
-from dynaplan.fleet.model_keys import ModelEvent
+from dynaplan.contract.model_keys import ModelEvent
 from dynaplan.planner.recorders.manual_changes import ManualChange
 from dynaplan.planner.rules.explain import explain, is_change, summarize
 from dynaplan.process.helper_main import Channel, become_helper

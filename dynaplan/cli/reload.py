@@ -25,6 +25,7 @@ from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.scale_counts import expected_times
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.cli.timing import GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
+from dynaplan.contract.store_keys import LIVE_SETTINGS, SCALED_ROLES, live_settings_prefix
 from dynaplan.fleet.rules.reloading import (
     WORKERS,
     ApplyMode,
@@ -33,7 +34,6 @@ from dynaplan.fleet.rules.reloading import (
     restarted,
     setting_changes,
 )
-from dynaplan.fleet.store_keys import LIVE_SETTINGS, SCALED_ROLES, live_settings_prefix
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
 from dynaplan.process.signals import run_interruptible
 from dynaplan.store.model import Transaction

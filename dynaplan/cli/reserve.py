@@ -29,17 +29,17 @@ from dynaplan.cli.scale_counts import (
     write_counts,
 )
 from dynaplan.cli.timing import WORKERS_POLL_S
-from dynaplan.fleet.holds import RESERVATIONS, Hold, ReservedGpus, reserved_words
+from dynaplan.contract.holds import RESERVATIONS, Hold, ReservedGpus, reserved_words
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.fleet.rules.statefile import inventory_of, planner_keys_of
-from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import ConfigError, TemporaryError, nearest
 from dynaplan.util.progress import ProgressLine
 
 if TYPE_CHECKING:
+    from dynaplan.contract.gpus import Gpu
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.fleet.gpus import Gpu
 
 GPU = "gpu="
 """The beginning of an argument that names GPUs: ``gpu=7``, ``gpu=6,7``, ``gpu=4-7``."""

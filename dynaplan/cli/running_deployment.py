@@ -19,8 +19,8 @@ from dynaplan.util.errors import ConfigError, DeploymentError
 
 if TYPE_CHECKING:
     from dynaplan.config.service_config import ServiceConfig
+    from dynaplan.contract.gpus import Gpu
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.fleet.gpus import Gpu
     from dynaplan.planner.recorders.manual_changes import ManualChange
 
 
@@ -57,7 +57,7 @@ def connect(namespace: str | None) -> RunningDeployment:
 
 def serve_pid(found: RunningDeployment) -> int:
     """Return the pid of ``serve``: another when its supervisor (the statefile's arbiter) started it again."""
-    from dynaplan.fleet.heartbeats import SERVE_HEARTBEAT, HeartbeatFiles
+    from dynaplan.process.heartbeats import SERVE_HEARTBEAT, HeartbeatFiles
 
     beat = HeartbeatFiles.of(found.runtime_dir).read(SERVE_HEARTBEAT)
     return beat.process.pid if beat else found.arbiter.pid

@@ -35,8 +35,8 @@ from dynaplan.cli.scale_counts import (
     wait_limit_s,
     write_counts,
 )
-from dynaplan.fleet.holds import RoleHolds
-from dynaplan.fleet.store_keys import COUNT_KEYS, DesiredCounts
+from dynaplan.contract.holds import RoleHolds
+from dynaplan.contract.store_keys import COUNT_KEYS, DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import ConfigError

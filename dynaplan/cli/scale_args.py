@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.holds import MAX_HELD_WORKERS, MAX_HOLD_S, Hold, RoleHolds, parse_hours
-from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
+from dynaplan.contract.counts import FleetCounts
+from dynaplan.contract.holds import MAX_HELD_WORKERS, MAX_HOLD_S, Hold, RoleHolds, parse_hours
+from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.planner.rules import guards
 from dynaplan.util.amounts import seconds_of

@@ -16,11 +16,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynaplan.cli.running_deployment import decisions_of, service_config
-from dynaplan.fleet.counts import FleetCounts, PoolSizes
-from dynaplan.fleet.holds import HOLDS, RoleHolds
-from dynaplan.fleet.rules.lost_keys import TimedEntries
-from dynaplan.fleet.rules.statefile import Document, planner_keys_of
-from dynaplan.fleet.store_keys import (
+from dynaplan.contract.counts import FleetCounts, PoolSizes
+from dynaplan.contract.holds import HOLDS, RoleHolds
+from dynaplan.contract.store_keys import (
     COUNT_KEYS,
     FREE_GPUS,
     GPUS_LEFT_OUT,
@@ -32,6 +30,8 @@ from dynaplan.fleet.store_keys import (
     scaling_key,
     scaling_prefix,
 )
+from dynaplan.fleet.rules.lost_keys import TimedEntries
+from dynaplan.fleet.rules.statefile import Document, planner_keys_of
 from dynaplan.graph.lifecycle import Role, WorkerState
 from dynaplan.planner.model import DecisionRecord
 from dynaplan.planner.rules.decision import has_data, preview_decision

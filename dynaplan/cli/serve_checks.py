@@ -30,7 +30,7 @@ from dynaplan.util.errors import ConfigError, Faults
 
 if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
-    from dynaplan.fleet.gpus import Gpu
+    from dynaplan.contract.gpus import Gpu
     from dynaplan.graph.loading import Graph
     from dynaplan.graph.model import GraphSpec, ServiceSpec
 

@@ -222,8 +222,8 @@ def compare_models(
 def origins(options: SimulateOptions) -> list[str]:
     """Return a sentence for each estimated profile."""
     from dynaplan.config.settings.worker import SimOptions
+    from dynaplan.contract.store_keys import SCALED_ROLES
     from dynaplan.engines.sim.profiles import profile_origin
-    from dynaplan.fleet.store_keys import SCALED_ROLES
     from dynaplan.graph.lifecycle import Role
 
     roles = SCALED_ROLES if options.is_disaggregated else (Role.DECODE,)
@@ -368,7 +368,7 @@ def _without_startup(engine: dict[str, Any]) -> float:
 
 def _targets(text: str | None, mode: str, graph: SimulatedGraph) -> Any:
     from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
-    from dynaplan.fleet.counts import PoolSizes
+    from dynaplan.contract.counts import PoolSizes
 
     if text is None:
         prefill = graph.workers(PREFILL_COMPONENT) if mode == "disagg" else 0

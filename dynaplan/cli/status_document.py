@@ -20,8 +20,8 @@ from dynaplan.cli.models_view import model_rows
 from dynaplan.cli.running_deployment import gpus_of, serve_pid, service_config
 from dynaplan.cli.scale_counts import current_entries, current_holds, planner_settings_of, statefile_holds
 from dynaplan.cli.timing import HEALTH_TIMEOUT_S, ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
-from dynaplan.fleet.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
-from dynaplan.fleet.model_keys import (
+from dynaplan.contract.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
+from dynaplan.contract.model_keys import (
     MODEL_DEMAND,
     ModelDemand,
     ModelReport,
@@ -30,8 +30,8 @@ from dynaplan.fleet.model_keys import (
     model_events_in,
     reports_in,
 )
+from dynaplan.contract.store_keys import FREE_GPUS, DesiredCounts, by_name, fleet_key
 from dynaplan.fleet.rules.statefile import planner_keys_of
-from dynaplan.fleet.store_keys import FREE_GPUS, DesiredCounts, by_name, fleet_key
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.models.model import HOST
 from dynaplan.store.instances import PUBLIC_URL, SERVICES_PREFIX, Instance, public_urls
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     import aiohttp
 
     from dynaplan.config.settings.planner import PlannerSettings
+    from dynaplan.contract.gpus import Gpu
     from dynaplan.engines.worker_load import WorkerLoad
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.fleet.gpus import Gpu
     from dynaplan.fleet.reattach.versions import RunningServe
     from dynaplan.graph.lifecycle import Worker
     from dynaplan.planner.ports import WorkerLoadSource
@@ -250,7 +250,7 @@ def store_document(
 
 def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, Any]:
     """Return what the deployment serves and promises, and the numbers of workers that are asked for."""
-    from dynaplan.fleet.store_keys import SCALED_ROLES
+    from dynaplan.contract.store_keys import SCALED_ROLES
 
     settings, desired = planner_settings_of(found), answers.desired
     return {
@@ -372,7 +372,7 @@ def _other_version_notes(found: RunningDeployment, serve: RunningServe | None) -
 
 def _troubles(found: RunningDeployment) -> list[str]:
     """Return a sentence for each process of the deployment's own that is dead or does not answer."""
-    from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, HeartbeatFiles
+    from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, HeartbeatFiles
 
     hints = {
         SERVE_HEARTBEAT: ("`dynaplan serve`", "If it was stopped: `kill -CONT {pid}`"),

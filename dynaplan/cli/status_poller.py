@@ -52,8 +52,8 @@ from dynaplan.util.masking import mask_secrets
 if TYPE_CHECKING:
     import aiohttp
 
+    from dynaplan.contract.gpus import GpuProcess
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.fleet.gpus import GpuProcess
     from dynaplan.planner.recorders.manual_changes import ManualChange
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from dynaplan.cli import models_view
 from dynaplan.cli.scale_args import describe_hold, describe_hours
 from dynaplan.cli.status_document import ENGINE_ROLES, is_lost, routing_lines
-from dynaplan.fleet.gpus import indices
-from dynaplan.fleet.holds import Hold, reserved_words
-from dynaplan.fleet.model_keys import ModelEvent
-from dynaplan.fleet.store_keys import SCALED_ROLES
+from dynaplan.contract.gpus import indices
+from dynaplan.contract.holds import Hold, reserved_words
+from dynaplan.contract.model_keys import ModelEvent
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.planner.recorders.manual_changes import ManualChange
 from dynaplan.util import screen
 from dynaplan.util.durations import clock, local_time

@@ -29,7 +29,7 @@ from dynaplan.cli.status_view import (
     view_of,
 )
 from dynaplan.cli.timing import SCREEN_POLL_S
-from dynaplan.fleet.store_keys import SCALED_ROLES
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.tables import fold
 from dynaplan.webui.actions import command_arguments, run_command

@@ -8,7 +8,7 @@ import click
 
 from dynaplan.cli.options import namespace_argument
 from dynaplan.cli.running_deployment import connect
-from dynaplan.fleet.page_access import page_url
+from dynaplan.contract.page_access import page_url
 from dynaplan.util.errors import DeploymentError
 
 

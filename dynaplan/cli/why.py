@@ -22,8 +22,8 @@ from dynaplan.cli.scale_counts import current_entries, statefile_holds
 from dynaplan.cli.status_view import hold_lines
 from dynaplan.cli.timing import REMOVALS_TIMEOUT_S
 from dynaplan.config.overrides import MODELS
-from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus
-from dynaplan.fleet.model_keys import model_events_in
+from dynaplan.contract.holds import RESERVATIONS, ReservedGpus
+from dynaplan.contract.model_keys import model_events_in
 from dynaplan.fleet.rules.reconcile import Removal, removals_in
 from dynaplan.fleet.rules.statefile import planner_keys_of
 from dynaplan.planner.recorders.decision_log import record_time_s
@@ -131,7 +131,7 @@ def _shown(explained: str) -> str:
 
 async def published(namespace: str) -> dict[str, Any]:
     """Read what the fleet plugin publishes; empty where the store does not answer."""
-    from dynaplan.fleet.store_keys import fleet_key
+    from dynaplan.contract.store_keys import fleet_key
     from dynaplan.store import connections
     from dynaplan.util.documents import parse_object
     from dynaplan.util.errors import StoreUnavailable

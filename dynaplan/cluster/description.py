@@ -43,8 +43,8 @@ from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONEN
 from dynaplan.config.settings.planner import HISTORY_INTERVALS, KUBERNETES, PlannerSettings
 from dynaplan.config.settings.servers import ETCD, NATS
 from dynaplan.config.settings.worker import SIMULATED, ModelSettings, ProcessSettings, engine_of
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.engines import registry
-from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import ServiceSpec
 from dynaplan.planner.recorders.decision_log import read_recording

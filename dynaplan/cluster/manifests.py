@@ -18,7 +18,7 @@ from typing import Any
 
 from dynaplan.cluster.templates import Document, documents
 from dynaplan.config.settings.servers import KUBERNETES
-from dynaplan.fleet.store_keys import SCALED_ROLES
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store.kubernetes_names import STORE_MAP, intent_map_name
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from dynaplan.config.overrides import MODELS, Sections, merge_sections
 from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.servers import TOKEN_VARIABLE
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
 from dynaplan.fleet.statefile_store import statefile_path
-from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker
 from dynaplan.graph.model import GraphSpec
 from dynaplan.util.errors import ConfigError

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from dynaplan.fleet.model_keys import ModelEvent
+from dynaplan.contract.model_keys import ModelEvent
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.process.subprocesses import kill_with_group, start_process
 from dynaplan.util.clock import Clock

@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from dynaplan.fleet.gpus import SIMULATED_UUID
+from dynaplan.contract.gpus import SIMULATED_UUID
 from dynaplan.fleet.statefile_store import state_dir
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.node_directory import HINT, NODE_VARIABLE, node_dir, open_node_directory

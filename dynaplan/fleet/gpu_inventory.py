@@ -10,13 +10,13 @@ from typing import Any
 
 from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.worker import SIMULATED, engine_of
+from dynaplan.contract.gpus import Gpu, busy_gpus, by_reason
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.fleet.gpu_claims import NodeClaims
 from dynaplan.fleet.gpu_devices import available_gpus, uses_reader
-from dynaplan.fleet.gpus import Gpu, busy_gpus, by_reason
 from dynaplan.fleet.plugin.gpu_availability import GpuClaims
 from dynaplan.fleet.rules import allocation
 from dynaplan.fleet.rules.statefile import Document, fleet_of, inventory_of
-from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
 from dynaplan.util.errors import CapacityError

@@ -15,7 +15,7 @@ from typing import Any
 from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.planner import VIRTUAL
 from dynaplan.config.settings.worker import ProcessSettings
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.contract.gpus import Gpu
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.identity import ProcessIdentity

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dynaplan.fleet.model_keys import MODEL_ORDERS, ModelOrders
-from dynaplan.fleet.store_keys import scaling_key
+from dynaplan.contract.model_keys import MODEL_ORDERS, ModelOrders
+from dynaplan.contract.store_keys import scaling_key
 from dynaplan.store.model import Transaction
 from dynaplan.store.port import KeyValueStore
 from dynaplan.util.errors import TemporaryError

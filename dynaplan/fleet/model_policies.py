@@ -12,7 +12,7 @@ from dynaplan.config.command_words import stated_options, words_of
 from dynaplan.config.models import models_together
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.config.settings.worker import SIMULATED, engine_of
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.rules.gpu_words import GPU_OPTIONS, OwnersGpus, owners_gpus
 from dynaplan.models.model import Constraints, ModelPolicy, SleepLevel
 

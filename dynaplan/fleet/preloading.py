@@ -38,7 +38,7 @@ THEN = (
     "encodings.idna",
     "dynaplan.planner.assembly",
     "dynaplan.planner.virtual.connector",
-    "dynaplan.fleet.heartbeats",
+    "dynaplan.process.heartbeats",
     "dynaplan.planner.metrics.worker_loads",
     "dynaplan.planner.recorders.decision_log",
     "dynaplan.planner.recorders.tensorboard",

@@ -25,11 +25,12 @@ from dynaplan.config import certificates
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.servers import CA_VARIABLE, COMPAT_VARIABLE, TlsSettings, client_environment
 from dynaplan.config.settings.worker import ProcessSettings
+from dynaplan.contract.gpus import Gpu
+from dynaplan.contract.store_keys import fleet_key, scaling_prefix
 from dynaplan.fleet import gpu_inventory
 from dynaplan.fleet.deployments import port_holder
 from dynaplan.fleet.gpu_claims import Claims, NodeClaims
 from dynaplan.fleet.gpu_devices import available_gpus
-from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
 from dynaplan.fleet.plugin.document import new_document
 from dynaplan.fleet.plugin.gpu_availability import GpuClaims
@@ -53,7 +54,6 @@ from dynaplan.fleet.runtime_dir import (
 )
 from dynaplan.fleet.servers import OwnPlaces, ServerSpec, SharedServers, move_all_into_memory, shared_servers
 from dynaplan.fleet.statefile_store import DocumentStore, NamespaceLock, StatefileStore, statefile_path
-from dynaplan.fleet.store_keys import fleet_key, scaling_prefix
 from dynaplan.fleet.watchers import listening_services, services_stopped_first
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.model import GraphSpec

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from dynaplan.contract.store_keys import DesiredCounts, planner_prefix
 from dynaplan.fleet.deployments import RunningDeployment
-from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, HeartbeatFiles
 from dynaplan.fleet.rules.statefile import fleet_of
 from dynaplan.fleet.statefile_store import StatefileStore
-from dynaplan.fleet.store_keys import DesiredCounts, planner_prefix
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.process import process_table
+from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, HeartbeatFiles
 from dynaplan.store.port import KeyValueStore
 from dynaplan.util.errors import (
     DeploymentError,

@@ -21,11 +21,10 @@ import click
 import zmq
 
 from dynaplan.config.settings.servers import describe_other_store
+from dynaplan.contract.page_access import PAGE_PATH, page_url
 from dynaplan.fleet.arbiter import ServeArbiter
 from dynaplan.fleet.gpu_inventory import shows_gpus
-from dynaplan.fleet.heartbeats import HeartbeatFiles
 from dynaplan.fleet.launch import Launch
-from dynaplan.fleet.page_access import PAGE_PATH, page_url
 from dynaplan.fleet.preparation import Config, Preparation, ServeOptions, prepare
 from dynaplan.fleet.prometheus_targets import prometheus_targets
 from dynaplan.fleet.readiness import Readiness, RecordedWorkers
@@ -38,6 +37,7 @@ from dynaplan.fleet.watchers import embedded_watcher, listening_services, worker
 from dynaplan.graph.lifecycle import EXIT_CANNOT_START, Role
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
+from dynaplan.process.heartbeats import HeartbeatFiles
 from dynaplan.process.kernel import adopt_orphans
 from dynaplan.process.signals import Interruption
 from dynaplan.process.supervisor_link import SupervisorLink

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.rules.lost_keys import USER_SET_KEYS
-from dynaplan.fleet.store_keys import (
+from dynaplan.contract.counts import FleetCounts
+from dynaplan.contract.store_keys import (
     COUNT_KEYS,
     LIVE_SETTINGS,
     by_name,
@@ -16,6 +15,7 @@ from dynaplan.fleet.store_keys import (
     planner_prefix,
     scaling_prefix,
 )
+from dynaplan.fleet.rules.lost_keys import USER_SET_KEYS
 from dynaplan.store.instances import INSTANCES_BUCKET, SERVICES_PREFIX, Instance, not_callable
 from dynaplan.store.model import KeyValue
 from dynaplan.util.documents import parse_object, shown, whole_number

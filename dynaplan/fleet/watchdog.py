@@ -23,14 +23,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from dynaplan.contract.absence import cause, unstartable_services
 from dynaplan.fleet.arbiter import ServeArbiter
-from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, Heartbeats
 from dynaplan.fleet.launch import RELOADED_FILE, Launch
 from dynaplan.fleet.plugin.stall_detection import StallDetector
 from dynaplan.fleet.readiness import RecordedWorkers
-from dynaplan.fleet.rules.absence import cause, unstartable_services
 from dynaplan.fleet.runtime_dir import ensure_link, make_private_directory, write_private
 from dynaplan.fleet.servers import ServerSpec, move_data_into_memory
+from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, Heartbeats
 from dynaplan.process.ports import Processes
 from dynaplan.util.clock import Clock
 from dynaplan.util.errors import DeploymentError

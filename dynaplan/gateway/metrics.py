@@ -28,11 +28,11 @@ from prometheus_client import (
 from prometheus_client.multiprocess import mark_process_dead
 from prometheus_client.utils import floatToGoString
 
+from dynaplan.contract.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 from dynaplan.gateway.engine_answers import NO_USAGE, Usage
 from dynaplan.gateway.load_history import LatencyCounts, LoadCounts, LoadHistory
 from dynaplan.gateway.metrics_text import SharedFiles, exposition_text
 from dynaplan.gateway.router_metrics import RouterMetrics, RouterNames
-from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -1,6 +1,6 @@
 """The requests that wait for a model loaded on request, and the demand that the frontend publishes for them.
 
-The frontend loads nothing: it publishes its *demand* (``fleet/model_keys.py``), and the fleet plugin loads
+The frontend loads nothing: it publishes its *demand* (``contract/model_keys.py``), and the fleet plugin loads
 the model, puts another one away for it, or says why it does not. What the plugin publishes ends a wait:
 
 1. a worker is registered, and answers fewer than ``concurrency-limit``: the request goes to it;
@@ -25,8 +25,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
-from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, demand_text, published_reports
-from dynaplan.fleet.rules.absence import read_absence
+from dynaplan.contract.absence import read_absence
+from dynaplan.contract.model_keys import (
+    MODEL_DEMAND,
+    ModelDemand,
+    ModelReport,
+    demand_text,
+    published_reports,
+)
 from dynaplan.gateway import timing
 from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call
 from dynaplan.gateway.routing.worker_router import Booking, FleetStatus, WorkerRouter

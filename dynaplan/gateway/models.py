@@ -22,11 +22,11 @@ from dynaplan.gateway.model_queue import ModelQueue
 from dynaplan.gateway.ollama_api import LATEST
 from dynaplan.gateway.openai_api import ApiError, Call, nested_too_deep
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
-from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.models.files.imported_model import MatchRule, RequestFilters
 from dynaplan.models.model import ModelState, ModelStatus
+from dynaplan.routing.routing_logic import KV_MODE
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance, is_loopback
 from dynaplan.util.errors import nearest

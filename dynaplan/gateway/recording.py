@@ -22,9 +22,9 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.gateway import timing
 from dynaplan.gateway.openai_api import PromptBlocks
-from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.util.errors import ConfigError
 
 log = logging.getLogger(__name__)

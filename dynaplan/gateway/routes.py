@@ -7,10 +7,10 @@ import time
 from collections.abc import Awaitable
 from functools import partial
 
-from dynaplan.fleet.page_access import PAGE_PATH
+from dynaplan.contract.page_access import PAGE_PATH
+from dynaplan.fleet.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
-from dynaplan.gateway.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.engine_passage import EnginePassage
 from dynaplan.gateway.error_forms import error_body
 from dynaplan.gateway.http_messages import Headers, Request, Response

@@ -18,13 +18,13 @@ from aiohttp import web
 from dynaplan.config.frontend import own_frontend_settings
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.models import ServedModel
-from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.rules.absence import read_absence
-from dynaplan.fleet.store_keys import fleet_key
+from dynaplan.contract.absence import read_absence
+from dynaplan.contract.counts import FleetCounts
+from dynaplan.contract.store_keys import fleet_key
+from dynaplan.fleet.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway import timing
 from dynaplan.gateway.admission import Admission
 from dynaplan.gateway.client_connection import Handler, HttpServer
-from dynaplan.gateway.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
 from dynaplan.gateway.llama_swap_api import LlamaSwapApi
@@ -38,11 +38,11 @@ from dynaplan.gateway.reports import Reports
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.gateway.routes import FrontendRoutes
 from dynaplan.gateway.routing.reservation import Reservations
-from dynaplan.gateway.routing.routing_logic import KV_MODE
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
 from dynaplan.gateway.stream_batching import StreamBatch
 from dynaplan.gateway.upstream import Upstream
+from dynaplan.routing.routing_logic import KV_MODE
 from dynaplan.store.instances import PUBLIC_URL, SLEEP, host_of, is_loopback
 from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.util.documents import parse_object

@@ -22,9 +22,8 @@ from dynaplan.config.planner import settings_in_graph, settings_of_models
 from dynaplan.config.service_config import ServiceConfig
 from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
 from dynaplan.config.settings.servers import BACKEND_VARIABLE, ETCD_VARIABLE, has_store_address
+from dynaplan.contract.store_keys import fleet_key, planner_prefix
 from dynaplan.events import event_connections
-from dynaplan.fleet.heartbeats import LATE_AFTER_S, HeartbeatFiles
-from dynaplan.fleet.store_keys import fleet_key, planner_prefix
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.schedule import BacktestSchedule, window_of
 from dynaplan.planner.loop import PlannerLoop
@@ -37,6 +36,7 @@ from dynaplan.planner.recorders.tensorboard import TensorBoardRecorder
 from dynaplan.planner.sizing.error_budget import decay_budget
 from dynaplan.planner.timing import FIRST_WAITING_LOG_S, WAITING_LOG_S
 from dynaplan.process import process_table
+from dynaplan.process.heartbeats import LATE_AFTER_S, HeartbeatFiles
 from dynaplan.store import connections
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import EmptyTargetReplicasError, TargetReplica, check_deployment
 from dynaplan.planner.model import Decision, DecisionStep, Observation

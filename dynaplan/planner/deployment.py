@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
+from dynaplan.contract.counts import FleetCounts
+from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.errors import UserError
 

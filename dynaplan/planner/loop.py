@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dynaplan.fleet.counts import FleetCounts
+from dynaplan.contract.counts import FleetCounts
 from dynaplan.planner.model import Decision, DecisionRecord, Observation
 from dynaplan.planner.ports import NothingToPlan
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
@@ -18,8 +18,8 @@ from dynaplan.util.errors import DynaplanError
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
-    from dynaplan.fleet.counts import Sample
-    from dynaplan.fleet.store_keys import DesiredCounts
+    from dynaplan.contract.counts import Sample
+    from dynaplan.contract.store_keys import DesiredCounts
     from dynaplan.planner.backtesting.backtester import LiveBacktester
     from dynaplan.planner.model import AverageLoad, PlannerState
     from dynaplan.planner.observer import Observer, TrafficObserver

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
-from dynaplan.fleet.holds import RoleHolds
-from dynaplan.fleet.store_keys import DesiredCounts
-from dynaplan.gateway.traffic import Lengths, Traffic, lengths_of, without_usual_bounds
+from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
+from dynaplan.contract.holds import RoleHolds
+from dynaplan.contract.store_keys import DesiredCounts
+from dynaplan.contract.traffic import Lengths, Traffic, lengths_of, without_usual_bounds
 from dynaplan.util.documents import check_types, without_defaults
 
 

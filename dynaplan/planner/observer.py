@@ -11,9 +11,9 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dynaplan.contract.counts import FleetCounts, Sample, WorkerCounts
 from dynaplan.engines.worker_load import WorkerLoad, kv_pressure
 from dynaplan.events.prefill_requests import prefill_stream
-from dynaplan.fleet.counts import FleetCounts, Sample, WorkerCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import ScaledComponent
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
@@ -23,8 +23,8 @@ from dynaplan.store.instances import Instance, host_of
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
+    from dynaplan.contract.traffic import Traffic
     from dynaplan.events.port import Messenger, WorkQueue
-    from dynaplan.gateway.traffic import Traffic
     from dynaplan.planner.forecasting.traffic_history import IntervalLoad
     from dynaplan.planner.model import TrafficForecast
     from dynaplan.planner.ports import Forecaster, TrafficSource, WorkerLoadSource

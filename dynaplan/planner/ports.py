@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from dynaplan.contract.counts import Sample
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.fleet.counts import Sample
 from dynaplan.util.connection import Closable
 from dynaplan.util.errors import TemporaryError
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import Forecast
-    from dynaplan.fleet.counts import FleetCounts
-    from dynaplan.fleet.holds import RoleHolds
-    from dynaplan.fleet.store_keys import DesiredCounts
-    from dynaplan.gateway.traffic import Traffic
+    from dynaplan.contract.counts import FleetCounts
+    from dynaplan.contract.holds import RoleHolds
+    from dynaplan.contract.store_keys import DesiredCounts
+    from dynaplan.contract.traffic import Traffic
     from dynaplan.graph.lifecycle import Role
     from dynaplan.planner.deployment import DeployedComponents, ScaledComponent, TargetReplica
     from dynaplan.planner.model import Decision, DecisionRecord

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.run import Result
 from dynaplan.simulation.simulated_service import ServiceSettings

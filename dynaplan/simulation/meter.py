@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 
-from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS, Lengths, Traffic
+from dynaplan.contract.traced_requests import TracedRequest
+from dynaplan.contract.traffic import INPUT_TOKENS, OUTPUT_TOKENS, Lengths, Traffic
 
 PROMPTS = INPUT_TOKENS[1:]
 """The upper bounds of the buckets of prompt lengths, in tokens: the frontends', without their empty first

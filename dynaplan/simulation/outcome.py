@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 
 PRECISION = 0.01
 """The largest relative error of a percentile that comes out of a ``Distribution``."""

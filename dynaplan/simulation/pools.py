@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
+from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
+from dynaplan.contract.gpus import Gpu
 from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest
-from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
-from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.rules.reconcile import reconcile
-from dynaplan.gateway.kv_routing.index import KvIndex
-from dynaplan.gateway.routing.booking import WorkerBook
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.routing.booking import WorkerBook
+from dynaplan.routing.kv_index import KvIndex
 
 OnRequest = Callable[[str, float], None]
 """Called with the id of a request and the moment, in virtual seconds, at which something happened to it."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dynaplan.config.settings.frontend import RoutingSettings
-from dynaplan.gateway.kv_routing.index import KvIndex, PrefixIndex
-from dynaplan.gateway.prefill.disaggregation import route_prefill
-from dynaplan.gateway.routing.booking import BookEntry
-from dynaplan.gateway.routing.routing_logic import make_routing_logic
+from dynaplan.routing.booking import BookEntry
+from dynaplan.routing.disaggregation import route_prefill
+from dynaplan.routing.kv_index import KvIndex, PrefixIndex
+from dynaplan.routing.routing_logic import make_routing_logic
 from dynaplan.simulation.pools import SimulatedWorker
 from dynaplan.util.splitmix import uniform_draws
 

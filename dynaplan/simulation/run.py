@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.fleet.store_keys import SCALED_ROLES
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.store_keys import SCALED_ROLES
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.outcome import Outcome
 from dynaplan.simulation.simulated_service import ServiceSettings, SimulatedService

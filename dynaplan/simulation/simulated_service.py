@@ -16,15 +16,15 @@ from heapq import heappop, heappush
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.config.settings.worker import WorkerSettings
+from dynaplan.contract.counts import PoolSizes, Sample
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest, EngineSettings
 from dynaplan.engines.timing_model.step_timing import StepTiming, hand_off_s
 from dynaplan.engines.worker_load import kv_pressure
 from dynaplan.events.dispatch_order import DispatchRule, UsualTime, deadline_s
-from dynaplan.fleet.counts import PoolSizes, Sample
-from dynaplan.gateway.prefill.disaggregation import PrefillPlace, place_prefill
-from dynaplan.gateway.routing.booking import BookEntry
-from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
+from dynaplan.routing.booking import BookEntry
+from dynaplan.routing.disaggregation import PrefillPlace, place_prefill
 from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.pools import CacheChanges, Pools, SimulatedEngine, SimulatedWorker

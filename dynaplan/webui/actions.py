@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dynaplan.fleet.store_keys import SCALED_ROLES
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.process.subprocesses import kill_with_group, start_process
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", re.ASCII)

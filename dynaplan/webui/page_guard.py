@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from dynaplan.fleet.page_access import (
+from dynaplan.contract.page_access import (
     PAGE_PATH,
     SESSION_S,
     TOKEN_FIELD,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import dynaplan
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.fleet.page_access import PAGE_PATH
+from dynaplan.contract.page_access import PAGE_PATH
 from dynaplan.gateway.admission import host_names
 from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.http_messages import InvalidBody, Request, Response

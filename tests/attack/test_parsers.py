@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dynaplan.contract.counts import FleetCounts
+from dynaplan.contract.holds import Hold, RoleHolds
+from dynaplan.contract.store_keys import DesiredCounts, planner_prefix
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest
-from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.holds import Hold, RoleHolds
-from dynaplan.fleet.store_keys import DesiredCounts, planner_prefix
 from dynaplan.fleet.unreadable import unreadable
-from dynaplan.gateway.prefill.disaggregation import DisaggregationSettings, with_live_settings
+from dynaplan.routing.disaggregation import DisaggregationSettings, with_live_settings
 from dynaplan.store.instances import PUBLIC_URL, Instance
 from dynaplan.store.model import KeyValue
 from dynaplan.util.documents import parse_object, whole_number

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from dynaplan.fleet.store_keys import fleet_key
+from dynaplan.contract.store_keys import fleet_key
 from tests.fakes.frontend_runtime import Stage, stage
 from tests.fakes.openai_worker import MODEL, FakeWorker
 from tests.fakes.polling import eventually

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.contract.holds import Hold, RoleHolds
 from dynaplan.engines.llamacpp import server_main
-from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.planner.metrics.exposition import traffic_of
 from dynaplan.planner.metrics.prometheus import PrometheusTraffic
 from dynaplan.planner.model import DecisionRecord, PlannerState

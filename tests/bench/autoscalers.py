@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from statistics import fmean
 
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.engines.timing_model.step_timing import StepTiming
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.fleet.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.policy_runs import run_simulations, service_settings

@@ -16,8 +16,8 @@ from typing import Any
 from unittest.mock import patch
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.lab.simulate import planner_policy
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.planner.backtesting.backtest import simulated_service

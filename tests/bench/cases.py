@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.lab.simulate.options import EVERY_PROMPT_REMOTE, SimulateOptions
 from dynaplan.simulation.outcome import Slo
 

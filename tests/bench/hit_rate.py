@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.policy_runs import run_simulations
 from dynaplan.simulation.router import SimulatedRouting

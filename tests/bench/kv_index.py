@@ -87,7 +87,7 @@ def _parts(messages: list[bytes]) -> dict[str, Callable[[], None]]:
     from dynaplan.engines.server.block_events import BlockTranslator
     from dynaplan.events.engine_batches import read_engine_events
     from dynaplan.events.wire_formats import encode_payload, payload_reader
-    from dynaplan.gateway.kv_routing.index import IndexSync, KvIndex
+    from dynaplan.routing.kv_index import IndexSync, KvIndex
 
     translation, cached, following = BlockTranslator(), CachedBlocks(), IndexSync(KvIndex())
     following.set_workers([1])
@@ -141,7 +141,7 @@ class Ours:
 
     def __init__(self) -> None:
         from dynaplan.engines.timing_model.kv_blocks import block_hashes
-        from dynaplan.gateway.kv_routing.index import KvIndex
+        from dynaplan.routing.kv_index import KvIndex
 
         self._index = KvIndex()
         self._hashes = block_hashes

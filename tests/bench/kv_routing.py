@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traffic import Traffic
 from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.engines.timing_model.kv_blocks import KvBlocks
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traffic import Traffic
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.policy_runs import run_simulations, service_settings

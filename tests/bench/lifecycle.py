@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import aiohttp
 
-from dynaplan.fleet.store_keys import planner_prefix
+from dynaplan.contract.store_keys import planner_prefix
 from dynaplan.store.instances import SERVICES_PREFIX
 from dynaplan.store.model import Transaction
 from tests.bench.deployments import INSTANT, INSTANT_DISAGG, serving

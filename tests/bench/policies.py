@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from time import process_time
 
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.lab.simulate.options import EVERY_PROMPT_REMOTE, SimulateOptions
 from dynaplan.lab.simulate.policy_runs import best_static, run_simulations
 from dynaplan.simulation.outcome import Slo

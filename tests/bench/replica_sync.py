@@ -19,8 +19,8 @@ from dynaplan.events.component_events import ComponentEvents
 from dynaplan.gateway.kv_routing.replica_sync import ReplicaSync
 from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.openai_api import COMPLETIONS, Call, parse_call
-from dynaplan.gateway.routing.booking import WorkerBook
 from dynaplan.gateway.routing.worker_router import WorkerRouter
+from dynaplan.routing.booking import WorkerBook
 from dynaplan.store.instances import Instance
 from tests.bench.table import Row
 from tests.fakes.memory_events import MemoryEventPlane

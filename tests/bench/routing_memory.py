@@ -22,12 +22,12 @@ from random import Random
 from prometheus_client import CollectorRegistry
 
 from dynaplan.config.settings.frontend import FrontendSettings
-from dynaplan.gateway.kv_routing.index import KvIndex
 from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.openai_api import COMPLETIONS, Call
 from dynaplan.gateway.poison_requests import PoisonRequests
 from dynaplan.gateway.router_metrics import RouterMetrics
 from dynaplan.gateway.routing.worker_router import Booking, WorkerRouter
+from dynaplan.routing.kv_index import KvIndex
 from dynaplan.store.instances import Instance
 from tests.bench.table import Row
 

@@ -14,7 +14,7 @@ from functools import cache
 from itertools import pairwise
 from unittest.mock import patch
 
-from dynaplan.fleet.store_keys import SCALED_ROLES
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate import policy_runs
 from dynaplan.lab.simulate.options import SimulateOptions

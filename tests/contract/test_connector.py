@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
-from dynaplan.fleet.holds import HOLDS, Hold, RoleHolds
-from dynaplan.fleet.store_keys import (
+from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
+from dynaplan.contract.holds import HOLDS, Hold, RoleHolds
+from dynaplan.contract.store_keys import (
     DesiredCounts,
     fleet_key,
     planner_prefix,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.fleet.store_keys import planner_prefix
+from dynaplan.contract.store_keys import planner_prefix
 from dynaplan.planner.virtual.client import VirtualConnectorClient
 from dynaplan.planner.virtual.orchestrator import Orchestrator
 from dynaplan.store.memory import MemoryStore

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, PoolSizes, Sample, WorkerCounts
-from dynaplan.fleet.store_keys import fleet_key, planner_prefix
+from dynaplan.contract.counts import FleetCounts, PoolSizes, Sample, WorkerCounts
+from dynaplan.contract.store_keys import fleet_key, planner_prefix
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.component_connector import ComponentConnector
 from dynaplan.planner.deployment import (

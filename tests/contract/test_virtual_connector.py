@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
-from dynaplan.fleet.store_keys import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
+from dynaplan.contract.store_keys import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.planner.model import Decision
 from dynaplan.planner.virtual.connector import VirtualConnector
 from dynaplan.runtime import VirtualConnectorClient

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 
 BYTES_PER_TOKEN = 4
 """Of the simulated engine's tokenizer."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.simulation.outcome import Distribution
 from dynaplan.simulation.run import Result
 from tests.e2e.deployment import Deployment

@@ -17,7 +17,7 @@ import aiohttp
 import psutil
 import pytest
 
-from dynaplan.fleet.model_keys import MODEL_DEMAND, NO_DEMAND, demand_in
+from dynaplan.contract.model_keys import MODEL_DEMAND, NO_DEMAND, demand_in
 from dynaplan.store import connections as stores
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.mixed_load import ask

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.policy_runs import run_simulations
 from dynaplan.simulation.outcome import Slo

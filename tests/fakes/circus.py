@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from dynaplan.contract.model_keys import ModelDemand
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.fleet.circus_client import CommandRefused
-from dynaplan.fleet.heartbeats import Heartbeat
-from dynaplan.fleet.model_keys import ModelDemand
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.process.heartbeats import Heartbeat
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.store.instances import Instance
 

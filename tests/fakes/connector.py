@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.fleet.counts import FleetCounts
-from dynaplan.fleet.holds import RoleHolds
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.contract.counts import FleetCounts
+from dynaplan.contract.holds import RoleHolds
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.planner.deployment import DeployedComponents, ScaledComponent, missing_workers
 from dynaplan.planner.model import Decision
 from dynaplan.planner.virtual.connector import refuse_when_changed

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynaplan.fleet.page_access import page_token
+from dynaplan.contract.page_access import page_token
 from dynaplan.process.helper import HelperLimits, HelperProcess, helper_environment
 from dynaplan.webui import routes
 from tests.fakes.frontend_runtime import Stage, stage

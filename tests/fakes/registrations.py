@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dynaplan.fleet.counts import FleetCounts
+from dynaplan.contract.counts import FleetCounts
 from dynaplan.planner.deployment import ScaledComponent
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.planner.backtesting.backtester import NICENESS, LiveBacktester
 from dynaplan.planner.backtesting.schedule import BacktestSchedule
 from dynaplan.planner.model import BacktestResult, Observation, PlannerState

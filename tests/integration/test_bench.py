@@ -7,7 +7,7 @@ import os
 import signal
 
 from dynaplan.cli.bench_measurement import BenchTarget, OfferedLoad, measure
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.simulation.outcome import Slo
 from tests.fakes.frontend_runtime import stage
 from tests.fakes.polling import eventually

@@ -15,8 +15,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from dynaplan.contract.absence import ABSENT, Absence
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.fleet.rules.absence import ABSENT, Absence
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL, FakeWorker
 from tests.fakes.polling import eventually

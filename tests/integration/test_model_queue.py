@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
-from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, Refusal, demand_in
-from dynaplan.fleet.store_keys import fleet_key
+from dynaplan.contract.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, Refusal, demand_in
+from dynaplan.contract.store_keys import fleet_key
 from dynaplan.gateway import timing
 from dynaplan.gateway.model_queue import LoadProgress, ModelQueue
 from dynaplan.gateway.openai_api import Call

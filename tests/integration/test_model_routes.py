@@ -12,8 +12,8 @@ import ollama
 import pytest
 
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
-from dynaplan.fleet.model_keys import MODEL_ORDERS, ModelOrders, ModelReport
-from dynaplan.fleet.store_keys import fleet_key, scaling_key
+from dynaplan.contract.model_keys import MODEL_ORDERS, ModelOrders, ModelReport
+from dynaplan.contract.store_keys import fleet_key, scaling_key
 from tests.fakes.frontend_runtime import Stage, stage
 from tests.fakes.polling import eventually
 

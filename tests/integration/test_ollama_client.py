@@ -14,8 +14,8 @@ pytest.importorskip("ollama", reason="pip install ollama")
 import ollama
 
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
-from dynaplan.fleet.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, demand_in
-from dynaplan.fleet.store_keys import fleet_key
+from dynaplan.contract.model_keys import MODEL_DEMAND, ModelDemand, ModelReport, demand_in
+from dynaplan.contract.store_keys import fleet_key
 from tests.fakes.frontend_runtime import Stage, stage
 from tests.fakes.openai_worker import MODEL
 from tests.fakes.polling import eventually

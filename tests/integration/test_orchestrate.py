@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.runtime import VirtualConnectorClient
 from dynaplan.store.file_store import FileStore
 from tests.contract.runtimes import runtime_of

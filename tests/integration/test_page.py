@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dynaplan.fleet.page_access import cookie_name, new_session, page_token, session_key
+from dynaplan.contract.page_access import cookie_name, new_session, page_token, session_key
 from dynaplan.webui import routes
 from tests.fakes.openai_worker import MODEL, TOKEN
 from tests.fakes.page import SILENT, Browser, page

@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 
 from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.contract.store_keys import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events import event_connections
 from dynaplan.events.prefill_requests import prefill_stream
-from dynaplan.fleet.store_keys import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.planner.assembly import planner_log_root, run_planner
 from dynaplan.planner.recorders.decision_log import recent_records
 from dynaplan.store import connections

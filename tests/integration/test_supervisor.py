@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from dynaplan.contract.store_keys import DesiredCounts, planner_prefix
 from dynaplan.fleet.deployments import find_deployment
-from dynaplan.fleet.store_keys import DesiredCounts, planner_prefix
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.model import Transaction
 from dynaplan.util.errors import DeploymentError

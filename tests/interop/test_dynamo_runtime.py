@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import Decision

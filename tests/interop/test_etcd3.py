@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from dynaplan.fleet.store_keys import DesiredCounts, planner_prefix
+from dynaplan.contract.store_keys import DesiredCounts, planner_prefix
 from dynaplan.store.buckets import Bucket
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.instances import Instance

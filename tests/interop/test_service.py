@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from dynaplan.fleet.store_keys import DesiredCounts, planner_prefix
+from dynaplan.contract.store_keys import DesiredCounts, planner_prefix
 from tests.e2e.deployment import MODEL, Deployment
 from tests.fakes.load import stream_one
 from tests.fakes.polling import eventually

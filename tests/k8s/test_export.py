@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dynaplan.cluster.manifests import DYNAMO, NONE, OPERATORS, manifests
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.kubernetes.connector import KubernetesConnector
 from dynaplan.planner.kubernetes.executor import Budget

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.fleet.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import DynamoGraphDeploymentNotFoundError, SubComponentNotFoundError
 from dynaplan.planner.kubernetes.connector import KubernetesConnector

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.rules.reconcile import Reconciled, reconcile
 from dynaplan.fleet.rules.restarting import after_exit
 from dynaplan.fleet.rules.statefile import Deployment, fleet_of, from_json, initial, to_json, with_fleet

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynaplan.config.settings.planner import PREDICTORS, ForecastSettings
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.planner.forecasting.forecaster import forecast
 from dynaplan.planner.forecasting.series import join_warm_up
 from dynaplan.planner.forecasting.traffic_history import interval_history

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import hypothesis.strategies as st
 from hypothesis import given
 
-from dynaplan.fleet.holds import DailyHours, WallClock, parse_hours
+from dynaplan.contract.holds import DailyHours, WallClock, parse_hours
 from dynaplan.util.durations import wall_clock
 
 ZONES = st.sampled_from(

@@ -19,8 +19,8 @@ from dynaplan.engines.kv_events import (
     Removed,
     Stored,
 )
-from dynaplan.gateway.kv_routing import index as index_module
-from dynaplan.gateway.kv_routing.index import IndexSync, KvIndex
+from dynaplan.routing import kv_index as index_module
+from dynaplan.routing.kv_index import IndexSync, KvIndex
 
 BLOCKS = st.lists(st.integers(0, 12), max_size=5).map(tuple)
 CHANGES: st.SearchStrategy[BlockChange] = st.one_of(

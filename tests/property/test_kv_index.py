@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.gateway.kv_routing.index import KvIndex
+from dynaplan.routing.kv_index import KvIndex
 
 WORKERS = st.integers(0, 3)
 BLOCKS = st.lists(st.integers(0, 30), max_size=8)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
-from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
+from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
+from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.planner.model import AverageLoad, Decision, DecisionRecord, Observation, PlannerState
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.decision import decide

@@ -11,10 +11,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
-from dynaplan.fleet.holds import Hold, RoleHolds
-from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
-from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
+from dynaplan.contract.holds import Hold, RoleHolds
+from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts
+from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.model import (
     LOAD_ABOVE,
     LOAD_BELOW,

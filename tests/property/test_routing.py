@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.gateway.routing.routing_logic import Candidate, KvAware
+from dynaplan.routing.routing_logic import Candidate, KvAware
 
 BLOCKS = st.integers(0, 10_000)
 

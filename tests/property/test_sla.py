@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traffic import Lengths
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traffic import Lengths
 from dynaplan.planner.model import Demand, Sizing, WorkerLimits
 from dynaplan.planner.sizing.limits import fit_budget
 from dynaplan.planner.sizing.look_ahead import size_for_all

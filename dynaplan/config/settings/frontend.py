@@ -14,7 +14,7 @@ from dynaplan.config.settings.fields import NO_EFFECT, WRITTEN, Settings, Texts,
 from dynaplan.config.settings.models import ServedModel
 
 ROUTERS = ("round-robin", "random", "least-loaded", "kv-load", "kv")
-"""The values of ``router``; what each does is in ``gateway/routing/routing_logic.py``."""
+"""The values of ``router``; what each does is in ``routing/routing_logic.py``."""
 
 
 DEFAULT_QUEUE_SIZE, DEFAULT_LOCAL_LENGTH_TOKENS = 2, 1000

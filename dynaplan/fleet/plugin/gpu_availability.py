@@ -20,8 +20,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from dynaplan.contract.gpus import UNREADABLE, Gpu, GpuUse, busy_gpus, by_reason, is_unreadable
 from dynaplan.fleet.gpu_claims import Claims
-from dynaplan.fleet.gpus import UNREADABLE, Gpu, GpuUse, busy_gpus, by_reason, is_unreadable
 from dynaplan.fleet.rules.allocation import choose_gpus
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Worker, WorkerState
 from dynaplan.util.clock import Clock

@@ -21,8 +21,7 @@ from dynaplan.config.models import served_models
 from dynaplan.config.planner import settings_of_models
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.config.settings.worker import engine_of
-from dynaplan.fleet.launch import Launch
-from dynaplan.fleet.model_keys import (
+from dynaplan.contract.model_keys import (
     MAX_EVENTS,
     ModelDemand,
     ModelEvent,
@@ -31,6 +30,7 @@ from dynaplan.fleet.model_keys import (
     PoolReport,
     Refusal,
 )
+from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.model_policies import model_constraints, model_policy
 from dynaplan.fleet.plugin.shared_memory import (
     ReadHost,

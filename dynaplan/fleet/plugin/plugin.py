@@ -20,7 +20,6 @@ from dynaplan.fleet.circus_client import REPLACE_EVENT, CircusClient
 from dynaplan.fleet.event_hook import ON_EVENT_VARIABLE, DecisionEvents, EventHook, EventWatch
 from dynaplan.fleet.gpu_claims import NodeClaims
 from dynaplan.fleet.gpu_devices import uses_reader
-from dynaplan.fleet.heartbeats import HeartbeatFiles
 from dynaplan.fleet.launch import LAUNCH_FILE, Launch
 from dynaplan.fleet.plugin.document import Statefile, present
 from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims, GpuMemory
@@ -35,6 +34,7 @@ from dynaplan.fleet.startup_times import StartupTimesFile
 from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.process import process_table
+from dynaplan.process.heartbeats import HeartbeatFiles
 from dynaplan.process.kernel import die_with_parent
 from dynaplan.process.logfile import LogFile, configure_logging
 from dynaplan.store import connections

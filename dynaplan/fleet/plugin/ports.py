@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dynaplan.fleet.circus_client import CircusClient
-from dynaplan.fleet.heartbeats import Heartbeats
 from dynaplan.fleet.plugin.gpu_availability import GpuAvailability
 from dynaplan.fleet.startup_times import StartupTimes
 from dynaplan.fleet.statefile_store import DocumentStore
+from dynaplan.process.heartbeats import Heartbeats
 from dynaplan.process.ports import Processes
 from dynaplan.store.port import Store
 from dynaplan.util.clock import Clock

@@ -25,11 +25,9 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 
-from dynaplan.fleet.circus_client import CommandRefused
-from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT
-from dynaplan.fleet.holds import RESERVATIONS, ReservedGpus, reserved_words
-from dynaplan.fleet.launch import CurrentLaunch, Launch
-from dynaplan.fleet.model_keys import (
+from dynaplan.contract import absence
+from dynaplan.contract.holds import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.contract.model_keys import (
     MODEL_EVENTS,
     MODEL_MEMORY,
     MODEL_ORDERS,
@@ -40,13 +38,15 @@ from dynaplan.fleet.model_keys import (
     ModelOrders,
     planned_workers_in,
 )
+from dynaplan.contract.store_keys import FREE_GPUS, GPUS_LEFT_OUT, DesiredCounts
+from dynaplan.fleet.circus_client import CommandRefused
+from dynaplan.fleet.launch import CurrentLaunch, Launch
 from dynaplan.fleet.plugin.document import Statefile
 from dynaplan.fleet.plugin.model_manager import ModelManager, ModelWishes
 from dynaplan.fleet.plugin.pending_workers import PendingWorkers
 from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.fleet.plugin.termination import Termination
-from dynaplan.fleet.rules import absence
 from dynaplan.fleet.rules.models import NO_MODELS, DesiredModels, Moment
 from dynaplan.fleet.rules.observing import (
     World,
@@ -68,9 +68,9 @@ from dynaplan.fleet.rules.reconcile import (
 )
 from dynaplan.fleet.rules.restarting import after_exit
 from dynaplan.fleet.startup_times import startup_key
-from dynaplan.fleet.store_keys import FREE_GPUS, GPUS_LEFT_OUT, DesiredCounts
 from dynaplan.fleet.watchers import worker_watcher
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
+from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import DynaplanError, StatefileUnwritable
 

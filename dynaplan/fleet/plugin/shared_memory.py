@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
+from dynaplan.contract.gpus import UNREADABLE, Gpu, GpuUse
 from dynaplan.engines.llamacpp.saved_slots import remove_saved, saved_in
-from dynaplan.fleet.gpus import UNREADABLE, Gpu, GpuUse
 from dynaplan.fleet.plugin.gpu_availability import BEING_FREED_S, NOT_READ
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.models.model import HOST, Device

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from dynaplan.fleet.heartbeats import SERVE_HEARTBEAT, Heartbeats
+from dynaplan.process.heartbeats import SERVE_HEARTBEAT, Heartbeats
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.ports import Processes
 from dynaplan.util.clock import Clock

@@ -12,9 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from dynaplan.fleet.model_keys import MODEL_DEMAND, MODEL_ORDERS, MODEL_WORKERS, ModelDemand, demand_in
-from dynaplan.fleet.rules.lost_keys import PersistedKeys
-from dynaplan.fleet.store_keys import (
+from dynaplan.contract.model_keys import MODEL_DEMAND, MODEL_ORDERS, MODEL_WORKERS, ModelDemand, demand_in
+from dynaplan.contract.store_keys import (
     DesiredCounts,
     by_name,
     first_to_leave,
@@ -24,6 +23,7 @@ from dynaplan.fleet.store_keys import (
     scaling_key,
     scaling_prefix,
 )
+from dynaplan.fleet.rules.lost_keys import PersistedKeys
 from dynaplan.fleet.unreadable import unreadable
 from dynaplan.process import process_table
 from dynaplan.store.discovery import Discovery

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from dynaplan.fleet.gpus import GB, Gpu, by_reason, check_gpu_request, indices
+from dynaplan.contract.gpus import GB, Gpu, by_reason, check_gpu_request, indices
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, worker_name
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.util.errors import CapacityError

@@ -26,7 +26,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.rules.allocation import visible_gpus
 
 MASK = "CUDA_VISIBLE_DEVICES"

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-from dynaplan.fleet.holds import HOLDS, RESERVATIONS, Hold, ReservedGpus, RoleHolds
-from dynaplan.fleet.model_keys import MODEL_ORDERS, MODEL_WORKERS, ModelOrders, planned_workers_in
-from dynaplan.fleet.store_keys import COUNT_KEYS, LIVE_SETTINGS, live_setting
+from dynaplan.contract.holds import HOLDS, RESERVATIONS, Hold, ReservedGpus, RoleHolds
+from dynaplan.contract.model_keys import MODEL_ORDERS, MODEL_WORKERS, ModelOrders, planned_workers_in
+from dynaplan.contract.store_keys import COUNT_KEYS, LIVE_SETTINGS, live_setting
 from dynaplan.util.documents import whole_number
 
 STORE_ID = "store_id"

@@ -23,7 +23,7 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dynaplan.fleet.model_keys import NO_DEMAND, ModelDemand, ModelOrder
+from dynaplan.contract.model_keys import NO_DEMAND, ModelDemand, ModelOrder
 from dynaplan.fleet.rules.restarting import last_lines_of
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
 from dynaplan.models.model import HOST, Load, ModelState, ModelStatus, Plan, Refuse, Sleep, Unload, Wake

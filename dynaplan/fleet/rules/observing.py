@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dynaplan.fleet.counts import WorkerCounts
+from dynaplan.contract.counts import WorkerCounts
+from dynaplan.contract.store_keys import COUNT_KEYS, DesiredCounts
 from dynaplan.fleet.rules.restarting import (
     after_exit,
     after_out_of_memory,
@@ -15,7 +16,6 @@ from dynaplan.fleet.rules.restarting import (
     exit_reason,
     shows_out_of_memory,
 )
-from dynaplan.fleet.store_keys import COUNT_KEYS, DesiredCounts
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.store.instances import Instance

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from dynaplan.fleet.gpus import Gpu, by_reason
+from dynaplan.contract.gpus import Gpu, by_reason
 from dynaplan.fleet.rules.allocation import choose_gpus
 from dynaplan.fleet.rules.models import NO_MODELS, DesiredModels
 from dynaplan.graph.lifecycle import COUNTS, HOLDS_GPUS, Role, Worker, WorkerState, worker_name

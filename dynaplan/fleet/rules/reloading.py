@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from dynaplan.config.parallelism import DATA, PIPELINE, SHARED_RANKS, TENSOR
-from dynaplan.fleet.store_keys import SCALED_ROLES
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.rules.allocation import worker_environment
 from dynaplan.fleet.rules.models import Learnt
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState, worker_name

@@ -29,7 +29,7 @@ from dynaplan.events.port import EventSubscription
 from dynaplan.events.subjects import Event
 from dynaplan.events.wire_formats import payload_reader
 from dynaplan.gateway import timing
-from dynaplan.gateway.kv_routing.index import IndexSync, KvIndex
+from dynaplan.routing.kv_index import IndexSync, KvIndex
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.backoff import Backoff

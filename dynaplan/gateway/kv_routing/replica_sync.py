@@ -18,7 +18,7 @@ from typing import Protocol
 
 from dynaplan.events.component_events import ComponentEvents
 from dynaplan.gateway import timing
-from dynaplan.gateway.routing.booking import WorkerBook
+from dynaplan.routing.booking import WorkerBook
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import PermanentError, QueueUnavailable
 from dynaplan.util.tasks import BackgroundTasks

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Protocol
 from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.engines.kv_events import FOLLOWS
 from dynaplan.gateway.kv_routing.follower import KvCacheFollower
-from dynaplan.gateway.kv_routing.index import PrefixIndex
 from dynaplan.gateway.kv_routing.replica_sync import ReplicaSync
 from dynaplan.gateway.kv_routing.tokenizing import ModelTokenizers, Tokenizers
 from dynaplan.gateway.openai_api import PromptBlocks
-from dynaplan.gateway.routing.booking import WorkerBook
-from dynaplan.gateway.routing.routing_logic import KV_MODE
+from dynaplan.routing.booking import WorkerBook
+from dynaplan.routing.kv_index import PrefixIndex
+from dynaplan.routing.routing_logic import KV_MODE
 
 if TYPE_CHECKING:
     from dynaplan.events.component_events import ComponentEvents

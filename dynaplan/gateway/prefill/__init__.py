@@ -2,7 +2,7 @@
 
 The way of one remote prefill, with module names in ``gateway/prefill`` unless a folder is named:
 
-1. ``remote_prefill`` (in the frontend's process) asks ``gateway/prefill/disaggregation.py`` for the place of
+1. ``remote_prefill`` (in the frontend's process) asks ``routing/disaggregation.py`` for the place of
    the prefill. Remote is chosen for a long prompt that the decode worker has not cached, while a prefill
    worker is registered and the queue is short; ``prefill_queue`` reads its length in the background.
 2. ``remote_prefill`` puts a ``RemotePrefillRequest`` (``events/prefill_requests.py``) on the NATS JetStream

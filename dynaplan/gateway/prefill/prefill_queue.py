@@ -20,7 +20,7 @@ from dynaplan.events.port import Messenger, WorkQueue
 from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.router_inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import PromptBlocks
-from dynaplan.gateway.prefill.disaggregation import QueueReading, route_prefill
+from dynaplan.routing.disaggregation import QueueReading, route_prefill
 from dynaplan.store.instances import PREFILL_WORKER_QUEUE, Instance
 from dynaplan.util.errors import DynaplanError
 

@@ -16,16 +16,16 @@ from functools import partial
 from typing import Any, Protocol
 
 from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.contract.store_keys import live_settings_prefix
 from dynaplan.events.dispatch_order import UsualTime, deadline_s
 from dynaplan.events.port import Messenger, WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
-from dynaplan.fleet.store_keys import live_settings_prefix
 from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.router_inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, worker_failed
-from dynaplan.gateway.prefill.disaggregation import PrefillPlace, place_prefill, with_live_settings
 from dynaplan.gateway.prefill.prefill_queue import PrefillDepth, PrefillRouter, RoutedPrompt
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
+from dynaplan.routing.disaggregation import PrefillPlace, place_prefill, with_live_settings
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import PREFILL_WORKER_QUEUE, Instance
 from dynaplan.util.errors import DynaplanError, TemporaryError

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dynaplan.gateway import timing
-from dynaplan.gateway.routing.booking import AnswerPace, BookEntry
+from dynaplan.routing.booking import AnswerPace, BookEntry
 
 
 @dataclass

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from random import Random
 
 from dynaplan.config.settings.frontend import RoutingSettings
-from dynaplan.fleet.rules.absence import Absence
+from dynaplan.contract.absence import Absence
 from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, RouterInputs
 from dynaplan.gateway.kv_routing.tokenizing import prompt_blocks, token_fault
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker
 from dynaplan.gateway.router_metrics import RouterMetrics
-from dynaplan.gateway.routing.booking import BookEntry, WorkerBook
-from dynaplan.gateway.routing.routing_logic import make_routing_logic
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
+from dynaplan.routing.booking import BookEntry, WorkerBook
+from dynaplan.routing.routing_logic import make_routing_logic
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.http_routes import EVENTS

@@ -11,7 +11,7 @@ from typing import Any
 from dynaplan.config.models import served_models, with_worker_sections
 from dynaplan.config.overrides import Sections
 from dynaplan.config.planner import gpus_of_worker
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.model_policies import is_memory_known, model_constraints, model_policy
 from dynaplan.models.model import NO_CONSTRAINTS, Constraints, Device, ModelPolicy, ModelStatus
 from dynaplan.models.rules.memory import GB, load_s

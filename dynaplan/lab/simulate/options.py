@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT, DisaggregationSettings
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.outcome import Slo
 from dynaplan.simulation.router import SimulatedRouting

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from dynaplan.config.settings.planner import Forecast, PlannerSettings
-from dynaplan.fleet.counts import Sample
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.contract.counts import Sample
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.planner.backtesting.backtest import backtest
 from dynaplan.planner.backtesting.schedule import BacktestSchedule
 from dynaplan.planner.forecasting.forecaster import forecast

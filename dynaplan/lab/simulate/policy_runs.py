@@ -21,12 +21,12 @@ from dynaplan.config.service_config import kebab_keys
 from dynaplan.config.settings.frontend import ROUTERS
 from dynaplan.config.settings.planner import OUTSIDE_PREDICTORS, Forecast, PlannerSettings, SlaTargets
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.store_keys import SCALED_ROLES
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.engines.sim.profiles import profile_tp_size, timing_for
 from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.engines.timing_model.step_timing import StepTiming
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.fleet.store_keys import SCALED_ROLES
-from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import PlannerPolicy

@@ -47,8 +47,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.contract.traced_requests import TracedRequest
+from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.model import LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN
 from dynaplan.planner.sizing.queueing.workload import MAX_HIT_RATE, points_of
 from dynaplan.util.splitmix import uniform_draws

@@ -26,7 +26,7 @@ import math
 from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.planner.backtesting.evidence import (
     Evidence,
     Interval,

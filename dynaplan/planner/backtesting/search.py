@@ -30,8 +30,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.planner.backtesting.evidence import allowed_misses
 from dynaplan.planner.model import WorkerLimits
 from dynaplan.planner.sizing.limits import fit_budget, raise_to

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dynaplan.config.settings.planner import HISTORY_INTERVALS
-from dynaplan.gateway.traced_requests import TracedRequest
-from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.contract.traced_requests import TracedRequest
+from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.forecasting.arrivals import Dispersions, average_dispersions, dispersions_of
 from dynaplan.planner.forecasting.series import join_warm_up
 

@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
+from dynaplan.contract.holds import RoleHolds
+from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
-from dynaplan.fleet.holds import RoleHolds
-from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import (
     DeployedComponents,

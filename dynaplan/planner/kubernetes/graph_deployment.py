@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynaplan.fleet.store_keys import SCALED_ROLES
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import (
     DuplicateSubComponentError,

@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dynaplan.fleet.holds import HOLDS
-from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts, planner_prefix
+from dynaplan.contract.holds import HOLDS
+from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store.kubernetes_client import CONFIG_MAPS, KubernetesClient, Object
 from dynaplan.store.kubernetes_names import intent_map_name

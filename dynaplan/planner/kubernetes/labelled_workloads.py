@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from dynaplan.fleet.store_keys import SCALED_ROLES
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import DuplicateSubComponentError, SubComponentNotFoundError
 from dynaplan.planner.kubernetes.workloads import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from dynaplan.fleet.counts import WorkerCounts
+from dynaplan.contract.counts import WorkerCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store.kubernetes_client import Object, Resource
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.forecasting.arrivals import MIN_PULLS
 
 DEFAULT_PREFIX = "dynamo_frontend"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import aiohttp
 
-from dynaplan.gateway.traffic import Traffic
+from dynaplan.contract.traffic import Traffic
 from dynaplan.planner.metrics.exposition import (
     DEFAULT_PREFIX,
     REQUESTS,

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from dynaplan.gateway.traffic import Traffic
+from dynaplan.contract.traffic import Traffic
 from dynaplan.planner.metrics.exposition import (
     DEFAULT_PREFIX,
     ENDED,

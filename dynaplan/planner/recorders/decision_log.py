@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynaplan.fleet.counts import Sample
+    from dynaplan.contract.counts import Sample
     from dynaplan.planner.model import DecisionRecord
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import PoolSizes, Sample
+from dynaplan.contract.counts import PoolSizes, Sample
 from dynaplan.planner.model import DecisionRecord
 
 PREFIX = "dynamo_planner_"

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import Sample
+from dynaplan.contract.counts import Sample
 from dynaplan.planner.model import DecisionRecord
 from dynaplan.planner.recorders.decision_log import AppendingFile
 from dynaplan.planner.recorders.gauges import gpus_of, replicas_of, values_of

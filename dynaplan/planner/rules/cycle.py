@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import Sample
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.contract.counts import Sample
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.planner.model import AverageLoad, Decision, Observation, PlannerState
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.decision import decide

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dynaplan.config.settings.planner import NEW_DECODE_WORKER_GRACE_PERIOD, PlannerSettings
-from dynaplan.fleet.counts import PoolSizes, WorkerCounts
-from dynaplan.fleet.holds import RoleHolds
-from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
+from dynaplan.contract.counts import PoolSizes, WorkerCounts
+from dynaplan.contract.holds import RoleHolds
+from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import (
     AverageLoad,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
-from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts
+from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
+from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import PlannerState
 

@@ -16,8 +16,8 @@ from dynaplan.config.settings.planner import (
     NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD,
     PlannerSettings,
 )
-from dynaplan.fleet.counts import PoolSizes, Sample
-from dynaplan.fleet.store_keys import SCALED_ROLES
+from dynaplan.contract.counts import PoolSizes, Sample
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import AverageLoad, DecisionStep, Observation, PlannerState
 from dynaplan.planner.rules import guards

@@ -25,8 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, PoolSizes
-from dynaplan.fleet.store_keys import SCALED_ROLES
+from dynaplan.contract.counts import FleetCounts, PoolSizes
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.model import (
     UNLIMITED,

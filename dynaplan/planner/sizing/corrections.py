@@ -92,8 +92,8 @@ from itertools import accumulate
 from statistics import fmean
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traffic import Traffic
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traffic import Traffic
 from dynaplan.planner.model import AverageLoad, Corrections, Demand
 from dynaplan.planner.sizing.queueing.prefill_model import largest_batch
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState, measured_demand

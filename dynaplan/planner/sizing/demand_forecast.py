@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from dynaplan.config.settings.planner import Forecast, PlannerSettings
-from dynaplan.gateway.traffic import Lengths
+from dynaplan.contract.traffic import Lengths
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
 from dynaplan.planner.model import Demand, Expected, TrafficForecast
 from dynaplan.planner.sizing.look_ahead import lookahead

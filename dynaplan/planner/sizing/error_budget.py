@@ -45,8 +45,8 @@ from __future__ import annotations
 import math
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traffic import Traffic
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traffic import Traffic
 from dynaplan.planner.model import ErrorBudget
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, measured_steady_state
 

@@ -66,8 +66,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traffic import Traffic
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traffic import Traffic
 from dynaplan.planner.model import Corrections, DecisionStep, Expected, Sizing, WorkerLimits
 from dynaplan.planner.sizing.limits import MAX_WORKERS, find_smallest, within_limits
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.fleet.store_keys import SCALED_ROLES
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.planner.model import DecisionStep, WorkerLimits
 
 MAX_WORKERS = 4096

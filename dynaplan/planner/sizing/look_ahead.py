@@ -41,7 +41,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.planner.model import DecisionStep, Demand, Observation, Sizing, WorkerLimits
 from dynaplan.planner.sizing.limits import UNBOUNDED_GPUS, within_limits
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState

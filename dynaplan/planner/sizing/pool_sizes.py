@@ -25,7 +25,7 @@ import math
 from dataclasses import replace
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.planner.model import DecisionStep, Demand, Prediction, Sizing, WorkerLimits
 from dynaplan.planner.sizing.limits import find_smallest, raise_to, within_limits
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState

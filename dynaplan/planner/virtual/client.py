@@ -15,7 +15,7 @@ again below the last acknowledgement, as Dynamo's does when it is restarted. So 
 it was written after the acknowledgement and is another one.
 
 Source: Dynamo's ``VirtualConnectorClient``, as its SLA planner's documentation describes it; the keys are in
-``dynaplan.fleet.store_keys``.
+``dynaplan.contract.store_keys``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from dynaplan.fleet.store_keys import DesiredCounts, fleet_key, planner_prefix
+from dynaplan.contract.store_keys import DesiredCounts, fleet_key, planner_prefix
 from dynaplan.store.locks import RenewedLease
 from dynaplan.store.model import Deleted, KeyValue, Put, Snapshot, Transaction
 from dynaplan.worker.distributed_runtime import Runtime
 
 if TYPE_CHECKING:
-    from dynaplan.fleet.counts import FleetCounts
+    from dynaplan.contract.counts import FleetCounts
 
 DECISION_ID = "decision_id"
 SCALED_DECISION_ID = "scaled_decision_id"

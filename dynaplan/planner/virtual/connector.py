@@ -1,7 +1,7 @@
 """The virtual connector: decisions as keys that anybody may carry out.
 
 Source: the VirtualConnector of the SLA planner's documentation; the keys are in
-``dynaplan.fleet.store_keys``.
+``dynaplan.contract.store_keys``.
 On one box the fleet plugin is at the other end.
 """
 
@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from dynaplan.fleet.counts import FleetCounts, PoolSizes
-from dynaplan.fleet.holds import HOLDS, RoleHolds
-from dynaplan.fleet.store_keys import (
+from dynaplan.contract.counts import FleetCounts, PoolSizes
+from dynaplan.contract.holds import HOLDS, RoleHolds
+from dynaplan.contract.store_keys import (
     DesiredCounts,
     by_name,
     fleet_key,

@@ -3,7 +3,7 @@
 The fleet plugin loads and unloads models, and divides the memory of the box among them
 (``dynaplan.models.rules.replicas``). So a decision here says how many workers its model wants while it is
 loaded, and counts as carried out when none is starting any more, also when there are fewer than wanted:
-more may come whenever there is memory. Where the keys are: ``dynaplan.fleet.model_keys``.
+more may come whenever there is memory. Where the keys are: ``dynaplan.contract.model_keys``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dynaplan.fleet.counts import FleetCounts, WorkerCounts
-from dynaplan.fleet.holds import RoleHolds
-from dynaplan.fleet.model_keys import (
+from dynaplan.contract.counts import FleetCounts, WorkerCounts
+from dynaplan.contract.holds import RoleHolds
+from dynaplan.contract.model_keys import (
     MODEL_WORKERS,
     ModelReport,
     PoolReport,
@@ -22,7 +22,7 @@ from dynaplan.fleet.model_keys import (
     planned_workers_text,
     reports_in,
 )
-from dynaplan.fleet.store_keys import DesiredCounts, fleet_key, scaling_key
+from dynaplan.contract.store_keys import DesiredCounts, fleet_key, scaling_key
 from dynaplan.models.rules.replicas import prefill_pool_name
 from dynaplan.planner.deployment import DeployedComponents, missing_workers
 from dynaplan.planner.model import Decision

@@ -16,7 +16,7 @@ from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from dynaplan.fleet.store_keys import DesiredCounts
+    from dynaplan.contract.store_keys import DesiredCounts
     from dynaplan.planner.virtual.client import VirtualConnectorClient
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import accumulate
 
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.simulation.traces.bursts import exponential, lengths
 from dynaplan.util.errors import ConfigError, nearest
 from dynaplan.util.splitmix import uniform_draws

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from dynaplan.gateway.traced_requests import TracedRequest, seconds, tokens
+from dynaplan.contract.traced_requests import TracedRequest, seconds, tokens
 from dynaplan.util.documents import number_field, object_field, parse_object, shown
 
 MOONCAKE_BLOCK_TOKENS = 512

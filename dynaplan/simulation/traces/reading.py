@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.simulation.traces.formats import FORMATS, BadLine, NumberedRequests, TraceFormat
 from dynaplan.simulation.traces.synthetic import is_synthetic, synthetic
 from dynaplan.util.errors import ConfigError

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
 
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.simulation.traces.bursts import BURSTS, Arrivals, Numbers, exponential, lengths, normal
 from dynaplan.util.errors import ConfigError, nearest
 from dynaplan.util.splitmix import uniform_draws

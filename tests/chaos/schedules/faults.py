@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from dynaplan.fleet.store_keys import COUNT_KEYS, DesiredCounts, planner_prefix
+from dynaplan.contract.store_keys import COUNT_KEYS, DesiredCounts, planner_prefix
 from dynaplan.graph.lifecycle import Role
 from dynaplan.store.instances import SERVICES_PREFIX
 from dynaplan.store.model import Transaction

@@ -15,8 +15,8 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from dynaplan.config.service_config import ServiceConfig, section_options
+from dynaplan.contract.gpus import Gpu
 from dynaplan.events.port import Messenger
-from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims
 from dynaplan.fleet.plugin.plugin import open_fleet

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.events.timing import QUEUE_MAX_AGE_S
 from dynaplan.fleet.plugin.document import new_document
 from dynaplan.fleet.rules.statefile import fleet_of
-from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import WorkerState
 from dynaplan.store.instances import SERVICES_PREFIX
 from tests.chaos.schedules.checker import LEASE_S, Checker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynaplan.cli.models_view import model_rows
-from dynaplan.fleet.model_keys import ModelReport
+from dynaplan.contract.model_keys import ModelReport
 
 FIGURES = {
     "window_s": 60.0,

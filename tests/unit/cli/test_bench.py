@@ -14,9 +14,9 @@ from dynaplan.cli import bench
 from dynaplan.cli.bench import notes, predict, table
 from dynaplan.cli.bench_measurement import Measurement, RequestCounters
 from dynaplan.cli.simulate import text_table
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.fleet import deployments
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.lab.profiling.load.completions import Answer, AnswerStream, RequestFailed
 from dynaplan.simulation.outcome import Outcome, Slo

@@ -11,8 +11,8 @@ import pytest
 
 from dynaplan.cli.bench_measurement import FleetMonitor, RequestCounters
 from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.fleet import deployments
-from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.lab.profiling.load.completions import Answer, AnswerStream, RequestFailed
 from dynaplan.planner.model import DecisionRecord, PlannerState

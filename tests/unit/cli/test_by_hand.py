@@ -10,8 +10,8 @@ import pytest
 
 from dynaplan.cli.by_hand import record_scaling
 from dynaplan.cli.scale_counts import WrittenCounts
-from dynaplan.fleet.holds import Hold, RoleHolds
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.contract.holds import Hold, RoleHolds
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.recorders.manual_changes import manual_changes
 

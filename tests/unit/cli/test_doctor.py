@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from dynaplan.cli import doctor
 from dynaplan.cli.doctor import Finding, Level, command, page
 from dynaplan.cli.model_needs import ModelNeeds
+from dynaplan.contract.gpus import Gpu, GpuProcess, GpuUse
 from dynaplan.engines import requirements
 from dynaplan.fleet import deployments, gpu_devices
 from dynaplan.fleet import servers as embedded
-from dynaplan.fleet.gpus import Gpu, GpuProcess, GpuUse
 from dynaplan.models.model import NO_CONSTRAINTS, Device
 from dynaplan.models.rules.memory import GB, Need
 from dynaplan.util.errors import ConfigError, UserError

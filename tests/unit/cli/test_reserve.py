@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from dynaplan.cli import reserve
 from dynaplan.cli.reserve import check_known, parse_gpus, parse_release
+from dynaplan.contract.holds import RESERVATIONS, Hold, ReservedGpus
+from dynaplan.contract.store_keys import scaling_key
 from dynaplan.fleet import deployments, scale_progress
-from dynaplan.fleet.holds import RESERVATIONS, Hold, ReservedGpus
 from dynaplan.fleet.rules.statefile import with_planner_keys
-from dynaplan.fleet.store_keys import scaling_key
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.recorders.manual_changes import manual_changes
 from dynaplan.store import connections

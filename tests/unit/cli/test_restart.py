@@ -12,9 +12,8 @@ from dynaplan.cli import restart
 from dynaplan.cli.restart import WorkerRestart, chosen_workers, restart_process
 from dynaplan.cli.scale_counts import ScaleTimes
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet import circus_client, deployments, scale_progress
-from dynaplan.fleet.holds import HOLDS, Hold, RoleHolds
-from dynaplan.fleet.store_keys import (
+from dynaplan.contract.holds import HOLDS, Hold, RoleHolds
+from dynaplan.contract.store_keys import (
     DesiredCounts,
     first_to_leave,
     fleet_key,
@@ -22,6 +21,7 @@ from dynaplan.fleet.store_keys import (
     scaling_key,
     scaling_prefix,
 )
+from dynaplan.fleet import circus_client, deployments, scale_progress
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock

@@ -25,9 +25,9 @@ from dynaplan.cli.scale_args import (
     resolve_counts,
 )
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, WorkerCounts
-from dynaplan.fleet.holds import Hold, RoleHolds
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.contract.counts import FleetCounts, WorkerCounts
+from dynaplan.contract.holds import Hold, RoleHolds
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.util.errors import CapacityError, ConfigError
 

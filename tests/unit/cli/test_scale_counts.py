@@ -25,11 +25,11 @@ from dynaplan.cli.scale_counts import (
     write_counts,
 )
 from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.contract.holds import Hold, RoleHolds
+from dynaplan.contract.store_keys import DesiredCounts, scaling_key
 from dynaplan.fleet import scale_progress
-from dynaplan.fleet.holds import Hold, RoleHolds
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.startup_times import StartupTimesFile, startup_key
-from dynaplan.fleet.store_keys import DesiredCounts, scaling_key
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.recorders import decision_log

@@ -13,9 +13,9 @@ from dynaplan.cli.main import main
 from dynaplan.cli.serve_checks import check_memory, check_settings, locate_models
 from dynaplan.config.models import with_worker_sections
 from dynaplan.config.settings.worker import SimOptions
+from dynaplan.contract.gpus import Gpu
 from dynaplan.engines import registry
 from dynaplan.engines.model_memory import MemoryNeed
-from dynaplan.fleet.gpus import Gpu
 from dynaplan.graph.config import resolve_graph
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec

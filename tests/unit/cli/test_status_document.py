@@ -22,12 +22,12 @@ from dynaplan.cli.status_document import (
     worker_row,
 )
 from dynaplan.cli.status_view import COLUMNS, render_worker_table, table_rows
+from dynaplan.contract.gpus import Gpu
+from dynaplan.contract.model_keys import MODEL_MEMORY, ModelReport
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.fleet.gpus import Gpu
-from dynaplan.fleet.heartbeats import Heartbeat
-from dynaplan.fleet.model_keys import MODEL_MEMORY, ModelReport
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.process import process_table
+from dynaplan.process.heartbeats import Heartbeat
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.store.instances import Instance
 from tests.unit.fleet.rules.graphs import DRAINING, READY, STARTING, worker
@@ -112,7 +112,7 @@ def test_a_worker_whose_process_is_gone_is_dead_whatever_the_statefile_says() ->
 
 
 def test_silent_processes_of_the_deployment_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynaplan.fleet.heartbeats import HeartbeatFiles
+    from dynaplan.process.heartbeats import HeartbeatFiles
 
     me = ProcessIdentity(7, 1, "boot")
     last_beats = {
@@ -130,7 +130,7 @@ def test_silent_processes_of_the_deployment_are_named(monkeypatch: pytest.Monkey
 
 
 def test_a_serve_that_its_supervisor_starts_again_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynaplan.fleet.heartbeats import HeartbeatFiles
+    from dynaplan.process.heartbeats import HeartbeatFiles
 
     heartbeat = Heartbeat(ProcessIdentity(8, 1, "boot"), 0.0, 1.0, 1.0, False)
     monkeypatch.setattr(HeartbeatFiles, "of", lambda _: SimpleNamespace(read={"serve": heartbeat}.get))

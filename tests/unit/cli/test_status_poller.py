@@ -14,10 +14,10 @@ import pytest
 from dynaplan.cli import status_poller
 from dynaplan.cli.status_document import DeploymentState
 from dynaplan.cli.status_poller import WINDOW_S, LoadWindow, StatusPoller, percentile_ms
+from dynaplan.contract.gpus import GpuActivity, GpuProcess, GpuUse
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.fleet import deployments, gpu_devices
 from dynaplan.fleet.deployments import RunningDeployment
-from dynaplan.fleet.gpus import GpuActivity, GpuProcess, GpuUse
 from dynaplan.fleet.rules.statefile import with_fleet
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.store.instances import Instance

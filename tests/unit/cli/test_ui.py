@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from dynaplan.cli import ui
 from dynaplan.cli.main import group
-from dynaplan.fleet.page_access import page_token
+from dynaplan.contract.page_access import page_token
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,10 @@ from dynaplan.cli.detach import PROGRAM
 from dynaplan.cli.reload import reload_lock
 from dynaplan.cli.upgrade import Upgrade, check_configuration, check_version
 from dynaplan.fleet import deployments
-from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, HeartbeatFiles
 from dynaplan.fleet.reattach import versions
 from dynaplan.fleet.reattach.versions import VERSION_FILE, RunningServe, Version, own_version
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT, HeartbeatFiles
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.store import connections
 from dynaplan.store.memory import MemoryStore

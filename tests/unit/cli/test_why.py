@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from dynaplan.cli import why as command
 from dynaplan.cli.why import no_decisions, removal_line
-from dynaplan.fleet.model_keys import MODEL_EVENTS, ModelEvent
+from dynaplan.contract.model_keys import MODEL_EVENTS, ModelEvent
 from dynaplan.fleet.rules.reconcile import REMOVALS, Removal
 from dynaplan.planner.recorders.manual_changes import ManualChange, record_manual_change
 from dynaplan.util.durations import local_time

@@ -18,18 +18,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dynaplan.cli.main import main
 from dynaplan.cluster.monitoring import USUAL_PREFIX, dashboard
+from dynaplan.contract.counts import Sample
+from dynaplan.contract.gpus import Gpu, GpuActivity, GpuUse
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.engines.worker_load import WorkerLoad, load_gauges
-from dynaplan.fleet.counts import Sample
-from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuUse
-from dynaplan.fleet.rules.statefile import with_fleet
-from dynaplan.fleet.store_keys import DesiredCounts
-from dynaplan.gateway.deployment_metrics import (
+from dynaplan.fleet.deployment_metrics import (
     desired_samples,
     fleet_samples,
     gpu_samples,
     merge,
     render_samples,
 )
+from dynaplan.fleet.rules.statefile import with_fleet
 from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.planner.metrics.exposition import DEFAULT_PREFIX

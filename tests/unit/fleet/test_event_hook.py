@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from dynaplan.cli import serve
+from dynaplan.contract.model_keys import ModelEvent
 from dynaplan.fleet import event_hook
 from dynaplan.fleet.event_hook import (
     MIN_INTERVAL_S,
@@ -21,7 +22,6 @@ from dynaplan.fleet.event_hook import (
     HookEvent,
     check_hook,
 )
-from dynaplan.fleet.model_keys import ModelEvent
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.planner import decision_events
 from dynaplan.planner.decision_events import RecordedDecisionEvents

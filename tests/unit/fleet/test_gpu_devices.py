@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dynaplan.contract.gpus import Gpu, check_gpu_request
 from dynaplan.fleet.gpu_devices import inventory, nvml, simulated
-from dynaplan.fleet.gpus import Gpu, check_gpu_request
 from dynaplan.util.errors import CapacityError, ConfigError
 
 REAL = (Gpu(0, "GPU-a", "H200", 1), Gpu(1, "GPU-b", "H200", 1), Gpu(2, "GPU-c", "H200", 1))

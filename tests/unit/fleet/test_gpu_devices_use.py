@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynaplan.contract.gpus import Gpu, GpuActivity, GpuProcess, GpuUse
 from dynaplan.fleet.gpu_devices import (
     NvmlUses,
     activity_reader,
@@ -23,7 +24,6 @@ from dynaplan.fleet.gpu_devices import (
     simulated,
     simulated_uses,
 )
-from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuProcess, GpuUse
 
 GPUS = (Gpu(0, "GPU-a", "H100", 80), Gpu(1, "MIG-b", "H100", 40), Gpu(2, "GPU-c", "GB10", 0))
 

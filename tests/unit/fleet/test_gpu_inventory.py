@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.gpu_devices import simulated
 from dynaplan.fleet.gpu_inventory import in_use, notes, shows_gpus
-from dynaplan.fleet.gpus import Gpu
 
 
 @pytest.fixture(autouse=True)

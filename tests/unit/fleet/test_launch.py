@@ -13,7 +13,7 @@ import pytest
 
 from dynaplan.config.service_config import CONFIG_VARIABLE
 from dynaplan.config.settings.worker import ProcessSettings
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.launch import RELOADED_FILE, CurrentLaunch, Launch, Reload
 from dynaplan.fleet.runtime_dir import (
     address_directory,

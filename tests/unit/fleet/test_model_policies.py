@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynaplan.config.settings.models import OnDemandSettings
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.model_policies import model_policy
 from dynaplan.models.model import Device, ModelPolicy, ModelStatus
 from dynaplan.models.rules.eviction import choose

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
+from dynaplan.contract.store_keys import planner_prefix
 from dynaplan.fleet import scale_progress
-from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, Heartbeat, HeartbeatFiles
 from dynaplan.fleet.scale_progress import ScaleRequest, measure_progress, wait_carried_out
-from dynaplan.fleet.store_keys import planner_prefix
 from dynaplan.graph.lifecycle import Role, Worker
+from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT, Heartbeat, HeartbeatFiles
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from dynaplan.fleet.heartbeats import Heartbeat
 from dynaplan.fleet.plugin.stall_detection import ServeWatchdog, StallDetector
+from dynaplan.process.heartbeats import Heartbeat
 from dynaplan.process.identity import ProcessIdentity
 from tests.fakes.clock import ManualClock
 

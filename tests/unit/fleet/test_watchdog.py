@@ -8,9 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from dynaplan.fleet.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, Heartbeat
 from dynaplan.fleet.watchdog import FailureWatch, PluginWatchdog, Watchdog
 from dynaplan.graph.lifecycle import Worker
+from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, Heartbeat
 from dynaplan.process.identity import ProcessIdentity
 from tests.fakes.clock import ManualClock
 from tests.unit.fleet.rules.graphs import FAILED, READY, worker

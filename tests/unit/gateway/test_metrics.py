@@ -7,10 +7,10 @@ import math
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dynaplan.contract.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 from dynaplan.gateway import metrics as frontend_metrics
 from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.metrics import FrontendMetrics
-from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 from tests.fakes.clock import ManualClock
 from tests.fakes.promlint import faults
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.gateway import recording
 from dynaplan.gateway.openai_api import NO_BLOCKS, PromptBlocks
 from dynaplan.gateway.recording import TrafficRecording
-from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.simulation.traces.reading import read_requests
 from dynaplan.util.errors import ConfigError
 

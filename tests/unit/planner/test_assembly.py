@@ -17,7 +17,7 @@ import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.stock import PLANNER
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.assembly import (
     AssembledPlanner,

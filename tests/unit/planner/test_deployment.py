@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.counts import FleetCounts, WorkerCounts
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.contract.counts import FleetCounts, WorkerCounts
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import (
     ComponentError,

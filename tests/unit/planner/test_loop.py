@@ -8,10 +8,10 @@ import logging
 import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.contract.counts import FleetCounts, Sample, WorkerCounts
+from dynaplan.contract.holds import Hold, RoleHolds
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.fleet.counts import FleetCounts, Sample, WorkerCounts
-from dynaplan.fleet.holds import Hold, RoleHolds
-from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.model import DecisionRecord, Observation
 from dynaplan.planner.observer import Observer

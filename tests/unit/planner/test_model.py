@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
-from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
+from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.model import (
     BacktestResult,
     Corrections,

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.fleet.model_keys import MODEL_WORKERS, ModelReport, PoolReport
-from dynaplan.fleet.store_keys import fleet_key, scaling_key
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.model_keys import MODEL_WORKERS, ModelReport, PoolReport
+from dynaplan.contract.store_keys import fleet_key, scaling_key
 from dynaplan.planner.model import Decision
 from dynaplan.planner.ports import NothingToPlan
 from dynaplan.planner.virtual.model_connector import ModelConnector

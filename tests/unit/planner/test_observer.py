@@ -7,8 +7,8 @@ from dataclasses import replace
 import aiohttp
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import Sample
-from dynaplan.gateway.traffic import Traffic
+from dynaplan.contract.counts import Sample
+from dynaplan.contract.traffic import Traffic
 from dynaplan.planner.assembly import LoopPulse
 from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.loop import PlannerLoop

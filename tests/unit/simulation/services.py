@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.engines.timing_model.step_timing import StepTiming
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.outcome import Distribution, Slo
 from dynaplan.simulation.router import SimulatedRouting

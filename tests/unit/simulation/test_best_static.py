@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.best_static import BestStatic, find_best_static
 from dynaplan.simulation.outcome import Outcome, Slo

@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.models.model import Device, ModelPolicy, ModelState, ModelStatus, SleepLevel
 from dynaplan.simulation.many_models.box import FREE_S, Box, BoxPolicy, SimulatedModel
 from dynaplan.simulation.many_models.call_chains import Chain, ChainCall, chains_of, length_s, made_up

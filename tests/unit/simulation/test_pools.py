@@ -1,6 +1,6 @@
 """An engine's cache, as the router hears of it."""
 
-from dynaplan.gateway.kv_routing.index import KvIndex
+from dynaplan.routing.kv_index import KvIndex
 from dynaplan.simulation.pools import CacheChanges
 
 

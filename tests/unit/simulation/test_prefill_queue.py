@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.events.dispatch_order import DispatchRule
-from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role, WorkerState
 from dynaplan.simulation.pools import SimulatedWorker
 from dynaplan.simulation.prefill_queue import SimulatedPrefillQueue

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.engines.timing_model.engine_model import EngineSettings
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.kv_routing.index import PrefixIndex
-from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
+from dynaplan.routing.kv_index import PrefixIndex
 from dynaplan.simulation.router import PredictedCaches, ReportedCaches, SimulatedRouting
 from dynaplan.simulation.run import StaticPolicy, simulate
 from dynaplan.simulation.simulated_service import SimulatedService

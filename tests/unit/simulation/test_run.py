@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.planner import settings_of
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import PlannerPolicy
 from dynaplan.lab.simulate.policy_runs import run_load, service_settings

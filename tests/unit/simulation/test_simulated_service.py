@@ -13,9 +13,9 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.engines.timing_model.step_timing import hand_off_s
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.simulation.run import StaticPolicy, simulate

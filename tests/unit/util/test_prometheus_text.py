@@ -6,11 +6,11 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 import dynaplan
+from dynaplan.contract.counts import Sample
 from dynaplan.engines.sglang import METRIC_NAMES as SGLANG
 from dynaplan.engines.trtllm import METRIC_NAMES as TRTLLM
 from dynaplan.engines.vllm import METRIC_NAMES as VLLM
 from dynaplan.engines.worker_load import WorkerLoad, load_gauges
-from dynaplan.fleet.counts import Sample
 from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.recorders.gauges import GaugesRecorder
 from dynaplan.planner.rules.decision import decide

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from dynaplan.fleet.page_access import cookie_name, new_session
+from dynaplan.contract.page_access import cookie_name, new_session
 from dynaplan.gateway.http_messages import Headers, Request
 from dynaplan.util.browser_policy import HostNames
 from dynaplan.webui.page_guard import PageGuard, PageRefusal

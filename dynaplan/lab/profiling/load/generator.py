@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.lab.profiling.load.completions import Answer, AnswerStream, CompletionClient, RequestFailed
 from dynaplan.lab.profiling.load.prompts import PromptPool
 from dynaplan.util.backoff import Backoff

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Iterator
 from random import Random
 
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.engines.timing_model.tokens import BYTES_PER_TOKEN
-from dynaplan.gateway.traced_requests import TracedRequest
 
 LOWEST_TOKEN, TOKENS = 100, 200
 """The first of the ids that are used, and their number: ordinary tokens in the vocabularies of all common

@@ -54,9 +54,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from dynaplan.config.settings.planner import SlaTargets
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traffic import Traffic
 from dynaplan.engines.timing_model.step_timing import HAND_OFF_BASE_S, HAND_OFF_S_PER_TOKEN
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.forecasting.arrivals import dispersions_of
 from dynaplan.planner.model import Demand, Prediction
 from dynaplan.planner.sizing.queueing.decode_model import DecodeBatch

@@ -37,9 +37,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dynaplan.contract.traffic import Lengths
 from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.engines.timing_model.step_timing import StepTiming
-from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.model import Demand
 
 POINTS_PER_BUCKET = 3

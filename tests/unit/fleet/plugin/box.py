@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from dynaplan.contract.gpus import Gpu
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.fleet.gpu_claims import Claims
-from dynaplan.fleet.gpus import Gpu
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims, GpuMemory
 from dynaplan.fleet.plugin.model_manager import ModelManager
@@ -17,7 +18,6 @@ from dynaplan.fleet.plugin.reconciler import Reconciler
 from dynaplan.fleet.plugin.shared_memory import HostMemory
 from dynaplan.fleet.plugin.termination import Termination
 from dynaplan.fleet.rules.models import Learnt
-from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.identity import ProcessIdentity

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.launch import RELOADED_FILE, CurrentLaunch, Reload
 from dynaplan.fleet.plugin.document import Statefile, present
 from dynaplan.fleet.rules.statefile import Deployment, Document, fleet_of, initial, with_fleet

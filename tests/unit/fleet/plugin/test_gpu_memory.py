@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Mapping
 
-from dynaplan.fleet.gpus import GB, UNREADABLE, Gpu, GpuUse
+from dynaplan.contract.gpus import GB, UNREADABLE, Gpu, GpuUse
 from dynaplan.fleet.plugin import gpu_availability
 from dynaplan.fleet.plugin.gpu_availability import NOT_READ, GpuMemory
 from dynaplan.graph.lifecycle import Role, Worker

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.contract.holds import Hold, RoleHolds
 from dynaplan.fleet.plugin import key_persistence
 from dynaplan.fleet.plugin.key_persistence import KeyPersistence
 from dynaplan.fleet.rules.lost_keys import STORE_ID, PersistedKeys

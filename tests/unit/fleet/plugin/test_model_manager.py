@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from dynaplan.contract.gpus import Gpu, GpuUse
+from dynaplan.contract.model_keys import ModelDemand, ModelOrders
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.engines.llamacpp.saved_slots import SavedSlot, saved_in
-from dynaplan.fleet.gpus import Gpu, GpuUse
-from dynaplan.fleet.model_keys import ModelDemand, ModelOrders
 from dynaplan.fleet.plugin import model_manager
 from dynaplan.fleet.plugin.gpu_availability import GpuMemory
 from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.rules.models import Learnt
-from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.models.rules.draft import SHRINK_AFTER_S

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.fleet.plugin import reconciler
 from dynaplan.fleet.plugin.gpu_availability import NOT_READ
 from dynaplan.fleet.plugin.pending_workers import REPORT_AFTER_S, PendingWorkers
-from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.graph.model import ServiceSpec
 from dynaplan.util.errors import ArbiterBusy

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.fleet.gpus import GB, GpuProcess, GpuUse
+from dynaplan.contract.gpus import GB, GpuProcess, GpuUse
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.fleet.plugin.gpu_availability import GpuMemory
-from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.util.errors import DeploymentError
 from tests.unit.fleet.plugin.box import Box
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dynaplan.contract.gpus import UNREADABLE, Gpu, GpuUse
 from dynaplan.engines.llamacpp.saved_slots import SavedSlot, saved_in
-from dynaplan.fleet.gpus import UNREADABLE, Gpu, GpuUse
 from dynaplan.fleet.plugin.gpu_availability import BEING_FREED_S, NOT_READ
 from dynaplan.fleet.plugin.shared_memory import HostMemory, SharedMemory
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState

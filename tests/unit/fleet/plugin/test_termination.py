@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, WorkerState
 from dynaplan.graph.model import ServiceSpec
 from tests.unit.fleet.plugin.box import GRAPH, Box, frozen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.contract.gpus import Gpu
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 

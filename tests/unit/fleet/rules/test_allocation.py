@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.rules.allocation import check_fits, choose_gpus, gpu_map, visible_gpus, worker_environment
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import ServiceSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.contract.holds import Hold, RoleHolds
 from dynaplan.fleet.rules.lost_keys import STORE_ID, PersistedKeys, compare
 
 AT_2 = RoleHolds(decode=Hold(2, 2, by="alice")).to_text()

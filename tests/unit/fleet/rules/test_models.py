@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dynaplan.fleet.model_keys import NO_ORDER, ModelDemand, ModelOrder
+from dynaplan.contract.model_keys import NO_ORDER, ModelDemand, ModelOrder
 from dynaplan.fleet.rules.models import (
     NOTHING_LEARNT,
     Learnt,

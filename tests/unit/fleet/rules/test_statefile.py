@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.gpus import Gpu
+from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.rules.models import Learnt
 from dynaplan.fleet.rules.statefile import (
     Deployment,

@@ -19,7 +19,7 @@ from dynaplan.gateway.kv_routing.replica_sync import (
     WorkerShare,
     shares,
 )
-from dynaplan.gateway.routing.booking import BookEntry, WorkerBook
+from dynaplan.routing.booking import BookEntry, WorkerBook
 from dynaplan.util.errors import QueueUnavailable
 from tests.fakes import memory_events
 from tests.fakes.memory_events import MemoryEventPlane

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.gateway import timing
-from dynaplan.gateway.routing.booking import BookEntry, WorkerBook
 from dynaplan.gateway.routing.whole_answers import WholeAnswers
+from dynaplan.routing.booking import BookEntry, WorkerBook
 from tests.fakes.polling import eventually
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dynaplan.fleet.counts import PoolSizes, Sample
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.counts import PoolSizes, Sample
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.simulated_service import SimulatedService
 from tests.bench.autoscalers import HpaPolicy, KpaPolicy, fit_gpus

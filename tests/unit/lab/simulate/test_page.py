@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.page import page, panels_of
 from dynaplan.lab.simulate.policy_runs import run_simulations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import PlannerPolicy
 from dynaplan.lab.simulate.policy_runs import service_settings

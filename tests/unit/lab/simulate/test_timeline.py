@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.simulation.outcome import Windows
 from dynaplan.simulation.run import Result, StaticPolicy, ThinnedSeries, simulate
 from dynaplan.simulation.simulated_service import SimulatedService

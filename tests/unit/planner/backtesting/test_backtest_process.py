@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.planner.backtesting.backtester import (
     BacktestAnswer,
     BacktestFailed,

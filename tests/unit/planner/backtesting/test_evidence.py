@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.backtesting.evidence import (
     Evidence,
     Interval,

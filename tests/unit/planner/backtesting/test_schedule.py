@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.planner.backtesting.backtest import backtest
 from dynaplan.planner.backtesting.schedule import MAX_CPU_SHARE, BacktestSchedule, Question
 from dynaplan.planner.model import (

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.planner.backtesting import search
 from dynaplan.planner.backtesting.backtest import simulated_service
 from dynaplan.planner.backtesting.search import Search, Trial, find_cheapest, min_requests

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dynaplan.fleet.counts import PoolSizes, WorkerCounts
-from dynaplan.fleet.holds import Hold, RoleHolds
+from dynaplan.contract.counts import PoolSizes, WorkerCounts
+from dynaplan.contract.holds import Hold, RoleHolds
 from dynaplan.planner.assembly import restore_evidence
 from dynaplan.planner.backtesting.schedule import BacktestSchedule
 from dynaplan.planner.model import BacktestResult, Observation, PlannerState, WorkerLimits

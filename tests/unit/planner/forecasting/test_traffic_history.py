@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.settings.planner import HISTORY_INTERVALS
-from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.forecasting.traffic_history import (
     HALF_LIFE_S,
     MIN_REQUESTS_FOR_HITS,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.holds import Hold, RoleHolds
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.fleet.holds import Hold, RoleHolds
-from dynaplan.fleet.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import SubComponentNotFoundError
 from dynaplan.planner.kubernetes.connector import KubernetesConnector

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.kubernetes.intent import Change, Intent, IntentMap
 from dynaplan.util.errors import ClusterConflict

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dynaplan.cluster.manifests import NONE, manifests
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import DuplicateSubComponentError, SubComponentNotFoundError
 from dynaplan.planner.kubernetes.connector import KubernetesConnector

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dynaplan.contract.traffic import INPUT_TOKENS
 from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.metrics import FrontendMetrics
-from dynaplan.gateway.traffic import INPUT_TOKENS
 from dynaplan.planner.metrics.exposition import (
     DEFAULT_PREFIX,
     ISL,

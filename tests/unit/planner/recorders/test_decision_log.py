@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import Sample
+from dynaplan.contract.counts import Sample
 from dynaplan.planner.model import Corrections, DecisionRecord, PlannerState
 from dynaplan.planner.recorders import tensorboard
 from dynaplan.planner.recorders.decision_log import (

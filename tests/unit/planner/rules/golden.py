@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynaplan.config.planner import settings_of
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import OnDecision, PlannerPolicy
 from dynaplan.lab.simulate.policy_runs import service_settings

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import FleetCounts, PoolSizes, Sample, WorkerCounts
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.contract.counts import FleetCounts, PoolSizes, Sample, WorkerCounts
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.planner.model import Decision, Observation, PlannerState
 from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.load_policy import average_load

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.gateway.traffic import INPUT_TOKENS, OUTPUT_TOKENS, Lengths, Traffic
+from dynaplan.contract.traffic import INPUT_TOKENS, OUTPUT_TOKENS, Lengths, Traffic
 from dynaplan.planner.model import Expected, Observation, TrafficForecast
 from dynaplan.planner.rules.sla_policy import PerformanceModel
 from dynaplan.planner.sla_model import build_sla_model

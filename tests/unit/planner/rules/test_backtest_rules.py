@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
+from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.planner.model import (
     LOAD_ABOVE,
     LOAD_BELOW,

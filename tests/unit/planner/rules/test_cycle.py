@@ -12,8 +12,8 @@ from itertools import pairwise
 import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import Sample
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.contract.counts import Sample
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.planner.model import Decision, ErrorBudget, Observation, PlannerState
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
 from tests.unit.planner.rules import targets

@@ -13,11 +13,11 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.contract.counts import FleetCounts, PoolSizes, Sample, WorkerCounts
+from dynaplan.contract.holds import Hold, RoleHolds
+from dynaplan.contract.store_keys import DesiredCounts
+from dynaplan.contract.traffic import Traffic
 from dynaplan.engines.worker_load import WorkerLoad, kv_pressure
-from dynaplan.fleet.counts import FleetCounts, PoolSizes, Sample, WorkerCounts
-from dynaplan.fleet.holds import Hold, RoleHolds
-from dynaplan.fleet.store_keys import DesiredCounts
-from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import Decision, DecisionRecord, Observation, PlannerState
 from dynaplan.planner.rules.decision import decide, has_data, preview_decision
 from dynaplan.planner.rules.explain import explain

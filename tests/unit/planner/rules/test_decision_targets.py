@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.counts import PoolSizes, WorkerCounts
-from dynaplan.fleet.holds import Hold, RoleHolds
-from dynaplan.fleet.store_keys import DesiredCounts
+from dynaplan.contract.counts import PoolSizes, WorkerCounts
+from dynaplan.contract.holds import Hold, RoleHolds
+from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.planner.model import LOAD_BELOW, BacktestResult, DecisionRecord, Observation, PlannerState
 from dynaplan.planner.recorders.gauges import values_of
 from dynaplan.planner.rules.decision import decide

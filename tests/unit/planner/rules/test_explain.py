@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.gateway.traffic import Traffic
+from dynaplan.contract.traffic import Traffic
 from dynaplan.planner.model import DecisionRecord, Expected, Observation, PlannerState, TrafficForecast
 from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.explain import explain, is_change, summarize

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.fleet.counts import FleetCounts, PoolSizes, WorkerCounts
-from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
+from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.model import (
     Corrections,
     Expected,

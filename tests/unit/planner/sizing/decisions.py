@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.planner.model import Observation, PlannerState, Sizing
 from dynaplan.planner.rules.sla_policy import size_for_slo
 from tests.unit.planner.rules.targets import SETTINGS, foreseen, model, planned_interval

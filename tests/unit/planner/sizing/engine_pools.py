@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from dynaplan.contract.traffic import Lengths
 from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest
-from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.model import Demand
 from dynaplan.planner.sizing.queueing.workload import WorkerKind
 from dynaplan.simulation.pools import SimulatedEngine

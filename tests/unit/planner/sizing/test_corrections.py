@@ -7,8 +7,8 @@ from dataclasses import astuple, replace
 import pytest
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traffic import Traffic
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traffic import Traffic
 from dynaplan.planner.model import AverageLoad, Corrections, Demand
 from dynaplan.planner.sizing.corrections import GAIN, MAX_FACTOR, MIN_FACTOR, MIN_REQUESTS, update_corrections
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState

@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.model import AverageLoad, Corrections
 from dynaplan.planner.sizing.corrections import BACKLOG_GAIN, update_corrections
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel

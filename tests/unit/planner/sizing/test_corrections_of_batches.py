@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.model import AverageLoad, Corrections
 from dynaplan.planner.sizing.corrections import GAIN, update_corrections
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel

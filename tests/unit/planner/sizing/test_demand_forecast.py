@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from dynaplan.config.settings.planner import Forecast, PlannerSettings
-from dynaplan.gateway.traffic import Lengths, Traffic
+from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
 from dynaplan.planner.model import Expected
 from dynaplan.planner.sizing.demand_forecast import ForecastQuery, build_foresight, forecast_queries

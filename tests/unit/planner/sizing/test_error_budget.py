@@ -8,8 +8,8 @@ from dataclasses import astuple, replace
 import pytest
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traffic import Traffic
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traffic import Traffic
 from dynaplan.planner.model import Demand, ErrorBudget, Observation, PlannerState, Sizing
 from dynaplan.planner.rules.sla_policy import size_for_slo
 from dynaplan.planner.sizing import error_budget

@@ -18,10 +18,10 @@ import pytest
 
 from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.config.settings.worker import SimOptions
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traffic import Traffic
 from dynaplan.engines.sim.profiles import DECODE_KEYS, PREFILL_KEYS, load_profile, timing_for
 from dynaplan.engines.timing_model.engine_model import EngineSettings
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traffic import Traffic
 from dynaplan.planner.model import Corrections, Expected, Sizing, WorkerLimits
 from dynaplan.planner.sizing.formula import (
     DecodeInterpolator,

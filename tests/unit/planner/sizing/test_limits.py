@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.planner.model import WorkerLimits
 from dynaplan.planner.sizing.limits import MAX_WORKERS, find_smallest, within_limits
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traffic import Lengths
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traffic import Lengths
 from dynaplan.planner.model import Demand, Sizing, WorkerLimits
 from dynaplan.planner.sizing.limits import fit_budget
 from dynaplan.planner.sizing.look_ahead import lookahead, size_for_all

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.fleet.counts import FleetCounts, WorkerCounts
-from dynaplan.gateway.traffic import Lengths
+from dynaplan.contract.counts import FleetCounts, WorkerCounts
+from dynaplan.contract.traffic import Lengths
 from dynaplan.planner.model import AverageLoad, Demand, Observation
 from dynaplan.planner.sizing.look_ahead import backlog_demand
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.gateway.traffic import Lengths
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traffic import Lengths
 from dynaplan.planner.model import Demand, Prediction, Sizing, WorkerLimits
 from dynaplan.planner.sizing.pool_sizes import size_pools
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState

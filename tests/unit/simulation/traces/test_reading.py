@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, interval_history
 from dynaplan.simulation.traces import reading
 from dynaplan.simulation.traces.reading import read_trace

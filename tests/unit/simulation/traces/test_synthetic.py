@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.planner.forecasting.traffic_history import interval_history
 from dynaplan.simulation.traces.reading import SPREAD_S, scale_rate
 from dynaplan.simulation.traces.synthetic import BLOCK_TOKENS, KINDS, PLACES, is_synthetic, synthetic

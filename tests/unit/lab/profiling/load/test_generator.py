@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.lab.profiling.load import generator
 from dynaplan.lab.profiling.load.completions import Answer, AnswerStream, CompletionClient, RequestFailed
 from dynaplan.lab.profiling.load.generator import LoadGenerator

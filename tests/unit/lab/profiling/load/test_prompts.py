@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.engines.timing_model.tokens import tokenize
-from dynaplan.gateway.traced_requests import TracedRequest
 from dynaplan.lab.profiling.load.prompts import POOL_TOKENS, PromptPool
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from dynaplan.contract.traffic import Lengths
 from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.engines.timing_model.step_timing import StepTiming
-from dynaplan.gateway.traffic import Lengths
 from dynaplan.planner.model import Demand
 from dynaplan.planner.sizing.queueing.decode_model import DecodeBatch
 from dynaplan.planner.sizing.queueing.workload import WorkerKind, answers_of, prompts_of

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.settings.planner import SlaTargets
-from dynaplan.fleet.counts import PoolSizes
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState
 from dynaplan.planner.sizing.queueing.waiting import gamma_tail, normal_tail, probability_of_waiting
 from tests.unit.planner.sizing.queueing.test_decode_model import DEMAND, KIND

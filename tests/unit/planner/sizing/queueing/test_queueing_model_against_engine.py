@@ -8,9 +8,9 @@ import pytest
 
 from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.config.settings.worker import SimOptions
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.engines.sim.profiles import timing_for
 from dynaplan.engines.timing_model.engine_model import EngineSettings
-from dynaplan.fleet.counts import PoolSizes
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState
 from dynaplan.planner.sizing.queueing.workload import WorkerKind
 from tests.unit.planner.sizing.engine_pools import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.gateway.traffic import Lengths
+from dynaplan.contract.traffic import Lengths
 from dynaplan.planner.sizing.queueing.workload import MAX_POINTS, points_of
 from tests.unit.planner.sizing.engine_pools import Shape, arrivals
 

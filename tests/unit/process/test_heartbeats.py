@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.fleet.heartbeats import Heartbeat, HeartbeatFiles
+from dynaplan.process.heartbeats import Heartbeat, HeartbeatFiles
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.process_table import identity_of
 
@@ -18,7 +18,7 @@ from dynaplan.process.process_table import identity_of
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     moment = [1000.0]
-    monkeypatch.setattr("dynaplan.fleet.heartbeats.time.monotonic", lambda: moment[0])
+    monkeypatch.setattr("dynaplan.process.heartbeats.time.monotonic", lambda: moment[0])
     return moment
 
 

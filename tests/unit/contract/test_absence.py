@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.fleet.rules.absence import (
+from dynaplan.contract.absence import (
     ABSENT,
     Absence,
     absence_fields,

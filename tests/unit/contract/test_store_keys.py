@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.store_keys import (
+from dynaplan.contract.store_keys import (
     LIVE_SETTINGS,
     DesiredCounts,
     by_name,

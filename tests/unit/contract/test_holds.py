@@ -9,8 +9,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.fleet.holds import (
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.holds import (
     MAX_HELD_WORKERS,
     MAX_HOLD_S,
     Hold,

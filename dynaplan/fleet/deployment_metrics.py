@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from dynaplan.config.service_config import ServiceConfig
+from dynaplan.contract.gpus import Gpu, GpuActivity, GpuUse
+from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
 from dynaplan.fleet.gpu_inventory import shown_gpus
-from dynaplan.fleet.gpus import Gpu, GpuActivity, GpuUse
 from dynaplan.fleet.rules.statefile import Document, fleet_of
 from dynaplan.fleet.statefile_store import StatefileStore
-from dynaplan.fleet.store_keys import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.gateway import timing
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.process.node_directory import node_dir

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from dynaplan.fleet.counts import PoolSizes
-from dynaplan.fleet.store_keys import SCALED_ROLES
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.documents import (
     number_field,

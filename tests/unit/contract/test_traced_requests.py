@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.gateway.traced_requests import TracedRequest
+from dynaplan.contract.traced_requests import TracedRequest
 
 REQUEST = TracedRequest(1.5, 100, 20, (7, 8), 48)
 

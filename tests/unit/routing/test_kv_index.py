@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.engines.kv_events import CacheSnapshot, Cleared, KvEvent, Removed, Stored
-from dynaplan.gateway.kv_routing import index as index_module
-from dynaplan.gateway.kv_routing.index import (
+from dynaplan.routing import kv_index as index_module
+from dynaplan.routing.kv_index import (
     PRUNE_BLOCKS,
     SWEEP_BLOCKS,
     IndexSync,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.gateway.routing.booking import AnswerPace, BookEntry, WorkerBook
+from dynaplan.routing.booking import AnswerPace, BookEntry, WorkerBook
 
 
 def test_an_entry_counts_its_request_its_blocks_and_those_to_compute() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
-from dynaplan.gateway.prefill.disaggregation import (
+from dynaplan.routing.disaggregation import (
     PrefillPlace,
     QueueReading,
     place_prefill,

@@ -10,16 +10,16 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynaplan.fleet.rules.statefile import with_fleet
-from dynaplan.fleet.store_keys import DesiredCounts
-from dynaplan.gateway import timing
-from dynaplan.gateway.deployment_metrics import (
+from dynaplan.contract.store_keys import DesiredCounts
+from dynaplan.fleet.deployment_metrics import (
     DeploymentMetrics,
     FleetSample,
     desired_samples,
     fleet_samples,
     merge,
 )
+from dynaplan.fleet.rules.statefile import with_fleet
+from dynaplan.gateway import timing
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from tests.unit.fleet.rules.test_statefile import FIRST, new_document

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.gpus import (
+from dynaplan.contract.gpus import (
     GB,
     UNREADABLE,
     Gpu,

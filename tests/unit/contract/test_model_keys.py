@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.model_keys import (
+from dynaplan.contract.model_keys import (
     NO_ORDER,
     ModelDemand,
     ModelOrders,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.fleet.page_access import (
+from dynaplan.contract.page_access import (
     SESSION_S,
     cookie_name,
     is_key,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from dynaplan.config.settings.frontend import ROUTERS
-from dynaplan.gateway.routing.routing_logic import (
+from dynaplan.routing.routing_logic import (
     Candidate,
     KvAware,
     LeastLoaded,

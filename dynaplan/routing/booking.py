@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from dynaplan.gateway.routing.routing_logic import Candidate
+from dynaplan.routing.routing_logic import Candidate
 
 
 @dataclass(slots=True)

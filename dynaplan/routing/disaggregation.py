@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
-from dynaplan.fleet.store_keys import live_setting, live_settings_prefix
+from dynaplan.contract.store_keys import live_setting, live_settings_prefix
 
 
 class PrefillPlace(Enum):
