@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from dynaplan.fleet.event_hook import DecisionEvents
+from dynaplan.contract.hook_events import DecisionEvents
 from dynaplan.fleet.plugin.plugin import ReconcilerPlugin
 
 RECORDS_OF_A_POLL = 10

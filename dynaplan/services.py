@@ -80,9 +80,11 @@ class Frontend:
     @async_on_start
     async def start(self) -> None:
         """Listen on the public port and answer requests with the workers of the graph."""
+        from dynaplan.fleet.deployment_metrics import DeploymentMetrics
         from dynaplan.gateway.server import start_frontend
         from dynaplan.webui.routes import make_page
 
-        await start_frontend(dynamo_context["runtime"], make_page)
+        runtime = dynamo_context["runtime"]
+        await start_frontend(runtime, make_page, DeploymentMetrics(runtime))
         # All that is imported stays. The garbage collector took 40 ms for it, in which streams stood still.
         gc.freeze()

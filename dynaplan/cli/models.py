@@ -25,8 +25,8 @@ from dynaplan.contract.model_keys import (
     demand_in,
     reports_in,
 )
+from dynaplan.contract.model_orders import change_order, load_order, unload_order
 from dynaplan.contract.store_keys import fleet_key
-from dynaplan.fleet.model_orders import change_order, load_order, unload_order
 from dynaplan.util import screen
 from dynaplan.util.amounts import seconds_of
 from dynaplan.util.errors import ConfigError, DeploymentError, TemporaryError, nearest

@@ -105,7 +105,7 @@ def _others(config: Sections) -> dict[str, Any]:
 
 async def put_away(store: Any, namespace: str, names: tuple[str, ...]) -> None:
     """Have these models leave, after their requests; who waits for one has it loaded again."""
-    from dynaplan.fleet.model_orders import change_order
+    from dynaplan.contract.model_orders import change_order
 
     for name in names:
         await change_order(store, namespace, name, {"unload_unix_s": time.time()})

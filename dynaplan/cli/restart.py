@@ -27,8 +27,8 @@ from dynaplan.cli.scale_counts import (
 from dynaplan.cli.timing import DRAIN_START_TIMEOUT_S, GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
 from dynaplan.config.models import served_models
 from dynaplan.contract.holds import Hold, RoleHolds
+from dynaplan.contract.model_orders import change_order
 from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts, scaling_prefix
-from dynaplan.fleet.model_orders import change_order
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
 from dynaplan.process.signals import run_interruptible
 from dynaplan.util.errors import ConfigError, DynaplanError, PermanentError, TemporaryError, nearest

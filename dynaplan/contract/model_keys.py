@@ -24,7 +24,6 @@ from math import inf
 from types import MappingProxyType
 from typing import Any
 
-from dynaplan.models.model import Device
 from dynaplan.store.instances import InstanceKeys
 from dynaplan.util.documents import (
     number_field,
@@ -283,9 +282,9 @@ class DeviceReport:
     foreign_bytes: int = 0
 
     @classmethod
-    def of(cls, device: Device) -> DeviceReport:
-        foreign_bytes = device.foreign_bytes // FOREIGN_STEP_BYTES * FOREIGN_STEP_BYTES
-        return cls(device.index, device.total_bytes, foreign_bytes)
+    def of(cls, index: int, total_bytes: int, foreign_bytes: int) -> DeviceReport:
+        """Return the report of a device, with what others hold in steps."""
+        return cls(index, total_bytes, foreign_bytes // FOREIGN_STEP_BYTES * FOREIGN_STEP_BYTES)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -23,7 +23,6 @@ from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
 from dynaplan.fleet.gpu_inventory import shown_gpus
 from dynaplan.fleet.rules.statefile import Document, fleet_of
 from dynaplan.fleet.statefile_store import StatefileStore
-from dynaplan.gateway import timing
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.process.node_directory import node_dir
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
@@ -36,6 +35,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+METRICS_CACHE_S = 1.0
+"""Time for which an answer of ``/metrics/all`` is reused, so that workers are not asked more often."""
+
+METRICS_TIMEOUT_S = 2.0
+"""Time in which a worker must answer with its metrics; one that does not is left out.
+
+The GPUs' driver too: when it does not answer its last samples are told.
+"""
 
 WORKER = "worker"
 """The label that says whose sample it is."""
@@ -60,7 +67,7 @@ class DeploymentMetrics:
     async def read(self, render_own: Callable[[], bytes]) -> bytes:
         """Return the whole text; ``render_own`` returns the part of the frontends on this port."""
         async with self._one:
-            if time.monotonic() - self._answered_s >= timing.METRICS_CACHE_S:
+            if time.monotonic() - self._answered_s >= METRICS_CACHE_S:
                 self._answer = (await self._gather(render_own)).encode()
                 self._answered_s = time.monotonic()
             return self._answer
@@ -77,10 +84,10 @@ class DeploymentMetrics:
         if gpus != self._gpus:
             self._gpus = gpus
             self._read_gpus = _gpu_reader(gpus) if gpus else list
-        samples += await self._gpu_samples.value(timing.METRICS_TIMEOUT_S)
+        samples += await self._gpu_samples.value(METRICS_TIMEOUT_S)
         texts = [("", render_own().decode())]
         try:
-            async with asyncio.timeout(timing.METRICS_TIMEOUT_S):
+            async with asyncio.timeout(METRICS_TIMEOUT_S):
                 items = await self._runtime.store.list(planner_prefix(namespace))
                 registered = await self._runtime.store.list(f"{SERVICES_PREFIX}{namespace}/")
         except (DynaplanError, TimeoutError) as error:
@@ -110,7 +117,7 @@ class DeploymentMetrics:
                 found[instance.worker] = instance.url
         if self._session is None:
             connector = aiohttp.TCPConnector(ssl=self._runtime.client_tls)
-            timeout = aiohttp.ClientTimeout(total=timing.METRICS_TIMEOUT_S)
+            timeout = aiohttp.ClientTimeout(total=METRICS_TIMEOUT_S)
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         session = self._session
         texts = await asyncio.gather(*(_fetch(session, url) for url in found.values()))

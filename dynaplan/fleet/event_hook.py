@@ -14,9 +14,9 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 from urllib.parse import urlsplit
 
+from dynaplan.contract.hook_events import FAILED, MODEL, DecisionEvents, HookEvent
 from dynaplan.contract.model_keys import ModelEvent
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.process.subprocesses import kill_with_group, start_process
@@ -29,9 +29,6 @@ log = logging.getLogger(__name__)
 ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
 """The variable that holds the command or URL; ``serve --on-event`` sets it."""
 
-FAILED, SCALED, TARGET_MISSED, MODEL = "failed", "scaled", "target_missed", "model"
-"""The kinds of events."""
-
 EVENT_POLL_S = 5.0
 """Seconds between two polls for events."""
 
@@ -43,14 +40,6 @@ CALL_TIMEOUT_S = 20.0
 
 MAX_TEXTS = 20
 """The events that one call describes in words; the others are counted."""
-
-
-@dataclass(frozen=True)
-class HookEvent:
-    """One event: its kind, and what has happened in words."""
-
-    kind: str
-    text: str
 
 
 def check_hook(target: str) -> None:
@@ -76,14 +65,6 @@ def check_hook(target: str) -> None:
             f"--on-event {target}: there is no program {words[0] if words else ''!r}",
             hint="Name one on the PATH, or its path, with its arguments; or an address: http://HOST/PATH.",
         )
-
-
-class DecisionEvents(Protocol):
-    """The events among a planner's decisions: scaled, a target missed."""
-
-    def poll(self) -> Iterable[HookEvent]:
-        """Return those since the last poll; the first one returns none."""
-        ...
 
 
 class EventWatch:

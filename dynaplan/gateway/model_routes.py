@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
+from dynaplan.contract.model_orders import change_order, load_order, unload_order
 from dynaplan.engines.model_facts import ModelFacts, model_path, read_facts
-from dynaplan.fleet.model_orders import change_order, load_order, unload_order
 from dynaplan.gateway import llama_swap_api, model_management, ollama_api
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler

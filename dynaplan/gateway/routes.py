@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Protocol
 
 from dynaplan.contract.page_access import PAGE_PATH
-from dynaplan.fleet.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.engine_passage import EnginePassage
@@ -54,14 +54,25 @@ def _refused(refusal: Refusal) -> ApiError:
     return ApiError(refusal.status, refusal.message, kind="permission_error", code=refusal.code)
 
 
+class DeploymentMetrics(Protocol):
+    """The metrics of the whole deployment, in Prometheus' text format."""
+
+    async def read(self, render_own: Callable[[], bytes]) -> bytes:
+        """Return the whole text; ``render_own`` returns the part of the frontends on this port."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class FrontendRoutes:
     """Answers every request: completions by the request path, ``/health``, ``/metrics`` and others by itself.
 
-    ``page`` answers for the web page, if there is one. While it ``is_draining`` it goes on answering, and
-    ``/health`` says "draining" with status 503.
+    ``page`` answers for the web page, if there is one, and ``deployment_metrics`` for what the frontend alone
+    cannot know: without them ``/metrics/all`` has its own metrics. While it ``is_draining`` it goes on
+    answering, and ``/health`` says "draining" with status 503.
     """
 
-    def __init__(self, path: RequestPath, deployment_metrics: DeploymentMetrics) -> None:
+    def __init__(self, path: RequestPath, deployment_metrics: DeploymentMetrics | None = None) -> None:
         self.page: Handler | None = None
         self.model_routes: ModelRoutes | None = None
         self._passage = EnginePassage(path, self.handle)
@@ -194,7 +205,8 @@ class FrontendRoutes:
         return Response(200, {"Content-Type": CONTENT_TYPE}, self.own_metrics())
 
     async def _render_all_metrics(self, request: Request) -> Response:
-        body = await self._deployment_metrics.read(self.own_metrics)
+        others = self._deployment_metrics
+        body = await others.read(self.own_metrics) if others else self.own_metrics()
         return Response(200, {"Content-Type": CONTENT_TYPE}, body)
 
     async def _render_history(self, request: Request) -> Response:

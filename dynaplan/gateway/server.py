@@ -21,7 +21,6 @@ from dynaplan.config.settings.models import ServedModel
 from dynaplan.contract.absence import read_absence
 from dynaplan.contract.counts import FleetCounts
 from dynaplan.contract.store_keys import fleet_key
-from dynaplan.fleet.deployment_metrics import DeploymentMetrics
 from dynaplan.gateway import timing
 from dynaplan.gateway.admission import Admission
 from dynaplan.gateway.client_connection import Handler, HttpServer
@@ -36,7 +35,7 @@ from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.gateway.reports import Reports
 from dynaplan.gateway.request_path import RequestPath
-from dynaplan.gateway.routes import FrontendRoutes
+from dynaplan.gateway.routes import DeploymentMetrics, FrontendRoutes
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
@@ -82,14 +81,19 @@ def no_page(runtime: WorkerRuntime, settings: FrontendSettings, chat: Handler) -
     return None
 
 
-async def start_frontend(runtime: WorkerRuntime, make_page: MakePage = no_page) -> None:
+async def start_frontend(
+    runtime: WorkerRuntime,
+    make_page: MakePage = no_page,
+    deployment_metrics: DeploymentMetrics | None = None,
+) -> None:
     """Serve the OpenAI API at ``DYNAMO_HOST:DYNAMO_PORT`` until the process drains; return when it listens.
 
     A worker that drains posts ``/leaving/{instance id}`` to the process's own loopback server: it gets no new
     request from then on, and the answer tells how many of its requests this frontend still waits for. Workers
     find that server through discovery. Raises ConfigError for a wrong option, OSError when the port is taken.
     """
-    frontend = FrontendServer(runtime, own_frontend_settings(runtime.settings), make_page)
+    settings = own_frontend_settings(runtime.settings)
+    frontend = FrontendServer(runtime, settings, make_page, deployment_metrics)
     await frontend.start()
     runtime.on_drain(frontend.drain)
     runtime.held_requests(lambda: frontend.in_flight)
@@ -100,7 +104,11 @@ class FrontendServer:
     """One frontend process. ``start`` it once; ``drain`` finishes what it holds; ``close`` ends the rest."""
 
     def __init__(
-        self, runtime: WorkerRuntime, settings: FrontendSettings, make_page: MakePage = no_page
+        self,
+        runtime: WorkerRuntime,
+        settings: FrontendSettings,
+        make_page: MakePage = no_page,
+        deployment_metrics: DeploymentMetrics | None = None,
     ) -> None:
         self._runtime = runtime
         self._settings = settings
@@ -135,8 +143,8 @@ class FrontendServer:
         )
         self._models = self._new_models()
         self._path = self._new_path()
-        self._deployment_metrics = DeploymentMetrics(runtime)
-        self._routes = FrontendRoutes(self._path, self._deployment_metrics)
+        self._deployment_metrics = deployment_metrics
+        self._routes = FrontendRoutes(self._path, deployment_metrics)
         self._routes.model_routes = self._new_model_routes()
         self._page = make_page(runtime, settings, self._routes.handle)
         self._routes.page = self._page.handle if self._page else None
@@ -280,7 +288,8 @@ class FrontendServer:
             await self._recording.write()
         await self._background.finish(timing.BACKGROUND_TIMEOUT_S)
         await self._path.close()
-        await self._deployment_metrics.close()
+        if self._deployment_metrics:
+            await self._deployment_metrics.close()
         await self._inputs.close()
         await self._upstream.close()
 

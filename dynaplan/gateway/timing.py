@@ -135,12 +135,3 @@ STORE_TIMEOUT_S = 3.0
 
 RECORDING_INTERVAL_S = 1.0
 """Time for which requests gather before they are written together."""
-
-METRICS_CACHE_S = 1.0
-"""Time for which an answer of ``/metrics/all`` is reused, so that workers are not asked more often."""
-
-METRICS_TIMEOUT_S = 2.0
-"""Time in which a worker must answer with its metrics; one that does not is left out.
-
-The GPUs' driver too: when it does not answer its last samples are told.
-"""

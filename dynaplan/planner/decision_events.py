@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from dynaplan.fleet.event_hook import SCALED, TARGET_MISSED, HookEvent
+from dynaplan.contract.hook_events import SCALED, TARGET_MISSED, HookEvent
 from dynaplan.planner.recorders.decision_log import record_time_s
 from dynaplan.planner.rules.explain import is_change, summarize
 

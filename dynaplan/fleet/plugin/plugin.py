@@ -16,8 +16,9 @@ from typing import Any
 
 from circus.plugins import CircusPlugin
 
+from dynaplan.contract.hook_events import DecisionEvents
 from dynaplan.fleet.circus_client import REPLACE_EVENT, CircusClient
-from dynaplan.fleet.event_hook import ON_EVENT_VARIABLE, DecisionEvents, EventHook, EventWatch
+from dynaplan.fleet.event_hook import ON_EVENT_VARIABLE, EventHook, EventWatch
 from dynaplan.fleet.gpu_claims import NodeClaims
 from dynaplan.fleet.gpu_devices import uses_reader
 from dynaplan.fleet.launch import LAUNCH_FILE, Launch

@@ -10,8 +10,8 @@ import pytest
 from dynaplan.cli.models import model_of
 from dynaplan.cli.models_view import SavedKv, model_rows, models_table
 from dynaplan.contract.model_keys import ModelDemand, ModelReport, PoolReport, Refusal
+from dynaplan.contract.model_orders import change_order, load_order, unload_order
 from dynaplan.contract.store_keys import scaling_key
-from dynaplan.fleet.model_orders import change_order, load_order, unload_order
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, DeploymentError

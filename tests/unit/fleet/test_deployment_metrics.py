@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynaplan.contract.store_keys import DesiredCounts
+from dynaplan.fleet import deployment_metrics
 from dynaplan.fleet.deployment_metrics import (
     DeploymentMetrics,
     FleetSample,
@@ -19,7 +20,6 @@ from dynaplan.fleet.deployment_metrics import (
     merge,
 )
 from dynaplan.fleet.rules.statefile import with_fleet
-from dynaplan.gateway import timing
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from tests.unit.fleet.rules.test_statefile import FIRST, new_document
@@ -78,7 +78,7 @@ def test_a_name_is_escaped_and_an_empty_text_adds_nothing() -> None:
 async def test_the_others_metrics_are_told_while_the_driver_of_the_gpus_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(timing, "METRICS_CACHE_S", 0.0)
+    monkeypatch.setattr(deployment_metrics, "METRICS_CACHE_S", 0.0)
     answers, reads = threading.Event(), 0
 
     def read() -> list[FleetSample]:
@@ -91,11 +91,11 @@ async def test_the_others_metrics_are_told_while_the_driver_of_the_gpus_hangs(
     metrics = DeploymentMetrics(cast(Any, runtime))
     metrics._read_gpus = read
     try:
-        monkeypatch.setattr(timing, "METRICS_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(deployment_metrics, "METRICS_TIMEOUT_S", 0.05)
         async with asyncio.timeout(20):
             assert [await metrics.read(lambda: b"own 1\n") for _ in range(2)] == [b"own 1\n"] * 2
         assert reads == 1
-        monkeypatch.setattr(timing, "METRICS_TIMEOUT_S", 60.0)
+        monkeypatch.setattr(deployment_metrics, "METRICS_TIMEOUT_S", 60.0)
         answers.set()
         assert b"dynaplan_gpu_watts" in await metrics.read(lambda: b"own 1\n")
     finally:
