@@ -22,12 +22,12 @@ from dynaplan.cli.options import (
     token_file_option,
 )
 from dynaplan.cli.service_options import ServiceOptionsCommand, is_models_file
-from dynaplan.cluster.manifests import NONE, OPERATORS
 from dynaplan.config.settings.servers import KUBERNETES, NATS
+from dynaplan.kubernetes.manifests import NONE, OPERATORS
 from dynaplan.util.errors import ConfigError, DeploymentError
 
 if TYPE_CHECKING:
-    from dynaplan.cluster.templates import Document
+    from dynaplan.kubernetes.templates import Document
 
 TARGETS = {
     "kubernetes": ("export:kubernetes", "The manifests that run a deployment in a cluster."),
@@ -114,9 +114,9 @@ def kubernetes(
     """
     # ``options`` are those that ClusterOptions has by the same names.
     from dynaplan.cli.serve import warn
-    from dynaplan.cluster.description import ClusterOptions, cautions, describe
-    from dynaplan.cluster.manifests import manifests, too_large
-    from dynaplan.cluster.sources import graph_source, refuse_on_request, running_source
+    from dynaplan.kubernetes.description import ClusterOptions, cautions, describe
+    from dynaplan.kubernetes.manifests import manifests, too_large
+    from dynaplan.kubernetes.sources import graph_source, refuse_on_request, running_source
 
     if graph and is_models_file(graph):
         raise refuse_on_request()
@@ -153,7 +153,7 @@ def crd() -> None:
     `dynaplan export crd | kubectl apply -f -` takes an administrator's rights. Dynamo's operator brings the
     definition along.
     """
-    from dynaplan.cluster.templates import read_template
+    from dynaplan.kubernetes.templates import read_template
 
     click.echo(read_template("crd.yaml"), nl=False)
 
@@ -167,8 +167,8 @@ def prometheus(namespace: str | None, output: Path | None) -> None:
     The server finds them by the file that each `dynaplan serve` keeps in its directory of logs, at whatever
     port, and reads all their metrics, /metrics/all.
     """
-    from dynaplan.cluster.monitoring import prometheus_config
     from dynaplan.fleet.deployments import find_deployments
+    from dynaplan.fleet.monitoring import prometheus_config
 
     write_text(prometheus_config(find_deployments(namespace)), output)
 
@@ -189,7 +189,7 @@ def systemd(is_system: bool, user: str | None, output: Path | None, arguments: S
 
     It is ready when `serve` is, is watched, restarted after a failure, and gets the time to drain.
     """
-    from dynaplan.cluster.systemd import unit
+    from dynaplan.fleet.systemd_unit import unit
 
     if user and not is_system:
         raise ConfigError(f"--user {user} is for --system", hint="A unit of the user runs as the user.")
@@ -274,7 +274,7 @@ def grafana(namespace: str, output: Path | None) -> None:
     It shows one deployment at a time, out of the Prometheus server that `dynaplan export prometheus`
     configures: load, latencies against targets, workers, caches and GPUs.
     """
-    from dynaplan.cluster.monitoring import dashboard
+    from dynaplan.fleet.monitoring import dashboard
     from dynaplan.planner.metrics.exposition import metrics_prefix
 
     write_text(json.dumps(dashboard(metrics_prefix(), namespace), indent=1) + "\n", output)

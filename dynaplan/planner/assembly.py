@@ -331,7 +331,7 @@ def _connector(
 
         return ModelConnector(store, settings.namespace, model.name, observer), None
     if settings.environment == KUBERNETES:
-        from dynaplan.planner.kubernetes.connector import connect_cluster
+        from dynaplan.kubernetes.connector import connect_cluster
 
         cluster = connect_cluster(settings, observer.loads_by_host)
         return cluster, cluster.close

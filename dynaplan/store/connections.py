@@ -50,7 +50,7 @@ def connect_store(environ: Mapping[str, str] = os.environ) -> Store:
 
         return NatsStore.from_environment(environ)
     if backend == KUBERNETES:
-        from dynaplan.store.kubernetes_store import ClusterStore
+        from dynaplan.kubernetes.store import ClusterStore
 
         return ClusterStore.from_environment(environ)
     raise ConfigError(

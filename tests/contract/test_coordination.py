@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from dynaplan.kubernetes.store import ClusterStore
+from dynaplan.kubernetes.store_documents import PodIdentity
 from dynaplan.store.buckets import Bucket, BucketChange, BucketEntry
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.file_store import FileStore
-from dynaplan.store.kubernetes_documents import PodIdentity
-from dynaplan.store.kubernetes_store import ClusterStore
 from dynaplan.store.locks import Locks
 from dynaplan.store.memory import MemoryStore
 from dynaplan.store.nats_store import NatsStore

@@ -13,6 +13,10 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.counts import FleetCounts, PoolSizes, Sample, WorkerCounts
 from dynaplan.contract.store_keys import fleet_key, planner_prefix
 from dynaplan.graph.lifecycle import Role
+from dynaplan.kubernetes.connector import KubernetesConnector
+from dynaplan.kubernetes.executor import Budget
+from dynaplan.kubernetes.intent import IntentMap
+from dynaplan.kubernetes.labelled_workloads import LabelledWorkloads
 from dynaplan.planner.component_connector import ComponentConnector
 from dynaplan.planner.deployment import (
     DeploymentValidationError,
@@ -20,10 +24,6 @@ from dynaplan.planner.deployment import (
     ScaledComponent,
     TargetReplica,
 )
-from dynaplan.planner.kubernetes.connector import KubernetesConnector
-from dynaplan.planner.kubernetes.executor import Budget
-from dynaplan.planner.kubernetes.intent import IntentMap
-from dynaplan.planner.kubernetes.labelled_workloads import LabelledWorkloads
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.model import Decision, DecisionRecord
 from dynaplan.planner.virtual.connector import VirtualConnector

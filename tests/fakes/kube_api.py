@@ -23,7 +23,7 @@ from urllib.parse import parse_qs
 
 import httpx2
 
-from dynaplan.store.kubernetes_client import KubernetesClient, Object
+from dynaplan.kubernetes.client import KubernetesClient, Object
 
 PATH = re.compile(
     r"^(?P<api>/api/v1|/apis/[^/]+/[^/]+)/namespaces/(?P<ns>[^/]+)/(?P<plural>[^/]+)"

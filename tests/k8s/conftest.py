@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dynaplan.planner.kubernetes.labelled_workloads import DEPLOYMENTS, STATEFUL_SETS
-from dynaplan.store.kubernetes_client import CONFIG_MAPS, PODS, KubernetesClient, Object, Resource
+from dynaplan.kubernetes.client import CONFIG_MAPS, PODS, KubernetesClient, Object, Resource
+from dynaplan.kubernetes.labelled_workloads import DEPLOYMENTS, STATEFUL_SETS
 from dynaplan.util.errors import DynaplanError
 from tests.fakes.polling import eventually
 from tests.k8s.controllers import ADAPTERS, GRAPHS, Controllers

@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
-from dynaplan.planner.kubernetes.labelled_workloads import DEPLOYMENTS, STATEFUL_SETS
-from dynaplan.store.kubernetes_client import PODS, KubernetesClient, Object, Resource
-from dynaplan.store.kubernetes_names import ROLE_LABEL
+from dynaplan.kubernetes.client import PODS, KubernetesClient, Object, Resource
+from dynaplan.kubernetes.labelled_workloads import DEPLOYMENTS, STATEFUL_SETS
+from dynaplan.kubernetes.names import ROLE_LABEL
 from dynaplan.util.errors import DynaplanError
 from tests.k8s.kubelets import Kubelet, PaperKubelet
 

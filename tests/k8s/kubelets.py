@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Protocol
 
-from dynaplan.store.kubernetes_client import Object
+from dynaplan.kubernetes.client import Object
 from tests.fakes import pods
 
 

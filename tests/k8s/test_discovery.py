@@ -16,13 +16,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dynaplan.cluster.manifests import manifests
-from dynaplan.cluster.sources import graph_source
-from dynaplan.cluster.templates import documents as filled
+from dynaplan.kubernetes.client import KubernetesClient, Object, Resource
+from dynaplan.kubernetes.manifests import manifests
+from dynaplan.kubernetes.sources import graph_source
+from dynaplan.kubernetes.store import ClusterStore
+from dynaplan.kubernetes.store_documents import SLICES, WORKER_METADATA
+from dynaplan.kubernetes.templates import documents as filled
 from dynaplan.store.instances import SERVICES_PREFIX
-from dynaplan.store.kubernetes_client import KubernetesClient, Object, Resource
-from dynaplan.store.kubernetes_documents import SLICES, WORKER_METADATA
-from dynaplan.store.kubernetes_store import ClusterStore
 from dynaplan.util.errors import ClusterForbidden, ClusterNotFound, DynaplanError, StoreUnavailable
 from tests.e2e.test_exported import address_of_this_machine
 from tests.fakes.pods import Cluster as Pods
@@ -30,7 +30,7 @@ from tests.fakes.pods import Pod, running
 from tests.fakes.polling import eventually
 from tests.k8s.conftest import CRDS, Cluster
 from tests.k8s.test_export import cleared, create, resource_of
-from tests.unit.cluster.deployments import exported
+from tests.unit.kubernetes.deployments import exported
 
 NAME = "dynaplan"
 """The account of frontends and workers is that of the test's token then: ``dynaplan-discovery``."""

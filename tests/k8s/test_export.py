@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from dynaplan.cluster.manifests import DYNAMO, NONE, OPERATORS, manifests
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.kubernetes.connector import KubernetesConnector
-from dynaplan.planner.kubernetes.executor import Budget
-from dynaplan.planner.kubernetes.graph_deployment import GraphDeployment
-from dynaplan.planner.kubernetes.intent import IntentMap
-from dynaplan.planner.kubernetes.labelled_workloads import DEPLOYMENTS, LabelledWorkloads
-from dynaplan.planner.kubernetes.workloads import Workloads
+from dynaplan.kubernetes.client import KubernetesClient, Object, Resource
+from dynaplan.kubernetes.connector import KubernetesConnector
+from dynaplan.kubernetes.executor import Budget
+from dynaplan.kubernetes.graph_deployment import GraphDeployment
+from dynaplan.kubernetes.intent import IntentMap
+from dynaplan.kubernetes.labelled_workloads import DEPLOYMENTS, LabelledWorkloads
+from dynaplan.kubernetes.manifests import DYNAMO, NONE, OPERATORS, manifests
+from dynaplan.kubernetes.workloads import Workloads
 from dynaplan.planner.model import Decision
-from dynaplan.store.kubernetes_client import KubernetesClient, Object, Resource
 from dynaplan.util.errors import ClusterForbidden, ClusterNotFound
 from tests.fakes.pods import running
 from tests.fakes.polling import eventually
 from tests.k8s.conftest import BINDINGS, ROLES, Cluster
-from tests.unit.cluster.deployments import disagg, exported
+from tests.unit.kubernetes.deployments import disagg, exported
 
 NAME = "dynaplan"
 """The planner's account is that of the test's token then: ``dynaplan-planner``."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.store.kubernetes_client import CONFIG_MAPS
+from dynaplan.kubernetes.client import CONFIG_MAPS
 from tests.fakes.polling import eventually
 from tests.fakes.prometheus_server import PrometheusStandIn
 from tests.k8s.conftest import Cluster

@@ -11,12 +11,12 @@ import pytest
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.graph.lifecycle import Role
+from dynaplan.kubernetes.connector import KubernetesConnector
+from dynaplan.kubernetes.executor import Budget, DeletionCosts
+from dynaplan.kubernetes.graph_deployment import GraphDeployment
+from dynaplan.kubernetes.intent import IntentMap
+from dynaplan.kubernetes.labelled_workloads import DEPLOYMENTS, LabelledWorkloads
 from dynaplan.planner.deployment import DynamoGraphDeploymentNotFoundError, SubComponentNotFoundError
-from dynaplan.planner.kubernetes.connector import KubernetesConnector
-from dynaplan.planner.kubernetes.executor import Budget, DeletionCosts
-from dynaplan.planner.kubernetes.graph_deployment import GraphDeployment
-from dynaplan.planner.kubernetes.intent import IntentMap
-from dynaplan.planner.kubernetes.labelled_workloads import DEPLOYMENTS, LabelledWorkloads
 from dynaplan.planner.model import Decision
 from dynaplan.util.errors import ClusterConflict, ClusterForbidden, ClusterUnavailable, TemporaryError
 from tests.fakes.polling import eventually

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from dynaplan.cli import main
 from dynaplan.cli.export import SHORT, TARGETS, schema
 from dynaplan.cli.main import group
-from dynaplan.cluster.templates import documents
 from dynaplan.config.schema import config_schema
+from dynaplan.kubernetes.templates import documents
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -19,6 +19,7 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.stock import PLANNER
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
+from dynaplan.kubernetes.client import KubernetesClient
 from dynaplan.planner.assembly import (
     AssembledPlanner,
     make_planner,
@@ -35,7 +36,6 @@ from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.service import Planner
 from dynaplan.store import connections
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.kubernetes_client import KubernetesClient
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError
