@@ -11,13 +11,14 @@ from typing import Any
 from dynaplan.config.settings.servers import CA_VARIABLE
 from dynaplan.fleet.deployments import RunningDeployment
 from dynaplan.fleet.prometheus_targets import TARGETS_FILE
-from dynaplan.kubernetes.templates import read_template
 from dynaplan.util.http_routes import ALL_METRICS_PATH
 
 SCRAPE_INTERVAL_S = 5
 """Seconds between two scrapes: the planner and the engines have new values every few seconds."""
 
 HEAD = "# prometheus --config.file=THIS_FILE: it finds the metrics after later starts, too.\n"
+
+DASHBOARD = Path(__file__).parents[1] / "data" / "grafana.json"
 
 USUAL_PREFIX = "dynamo_frontend_"
 """The beginning of the frontends' metrics in the dashboard, which ``DYN_METRICS_PREFIX`` may change."""
@@ -53,7 +54,7 @@ def dashboard(prefix: str, namespace: str = "") -> dict[str, Any]:
 
     ``prefix`` is the beginning of the names of the frontends' metrics.
     """
-    text = read_template("grafana.json").replace(USUAL_PREFIX, f"{prefix}_")
+    text = DASHBOARD.read_text(encoding="utf-8").replace(USUAL_PREFIX, f"{prefix}_")
     document: dict[str, Any] = json.loads(text)
     if namespace:
         chosen = {"text": namespace, "value": namespace, "selected": True}

@@ -1,4 +1,4 @@
-"""The systemd unit that runs a deployment at boot: the values of ``templates/dynaplan.service``."""
+"""The systemd unit that runs a deployment at boot: the values of ``data/dynaplan.service``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from typing import Any
 
 from dynaplan.config.yaml_file import read_sections
 from dynaplan.graph.config import DEPLOYMENT_CONFIG_VARIABLE
-from dynaplan.kubernetes.templates import lines
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.masking import looks_secret, mask_secrets
+
+TEMPLATE = Path(__file__).parents[1] / "data" / "dynaplan.service"
+
+PLACE = re.compile(r"\$\{(\w+)\}")
+"""The place of a value in the template: ``${name}``."""
 
 CLEANUP_S = 15
 """Seconds that ``serve`` needs after its drain deadline: to kill what is left, and to clean up."""
@@ -44,7 +48,21 @@ def unit(arguments: Sequence[str], params: Mapping[str, Any], directory: Path, u
         "command": " ".join(map(_word, words)),
         "stop_s": str(math.ceil(params["drain_timeout_s"]) + CLEANUP_S),
     }
-    return "\n".join(lines("dynaplan.service", values | _places(name, user))) + "\n"
+    return "\n".join(fill_lines(TEMPLATE.read_text(encoding="utf-8"), values | _places(name, user))) + "\n"
+
+
+def fill_lines(template: str, values: Mapping[str, str | list[str]]) -> list[str]:
+    """Return the template's lines with the values in their places, at most one in a line.
+
+    A line whose value is a list stands once for each item. No value is read as a template again.
+    """
+    filled: list[str] = []
+    for line in template.splitlines():
+        place = PLACE.search(line)
+        given = values[place[1]] if place else ""
+        for value in [given] if isinstance(given, str) else given:
+            filled.append(line.replace(place[0], value) if place else line)
+    return filled
 
 
 def _places(name: str, user: str) -> dict[str, str | list[str]]:

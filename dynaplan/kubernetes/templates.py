@@ -1,4 +1,4 @@
-"""Templates as data, in ``templates/``, and how they are filled in (``templates/README.md``).
+"""Templates of manifests, in ``data/kubernetes/``, and how they are filled in (its ``README.md``).
 
 A manifest is parsed first, and values are put into the parsed fields: whatever a value contains, it stays the
 text of one field. No value is read as a template again.
@@ -14,7 +14,7 @@ from typing import Any
 Document = dict[str, Any]
 """One Kubernetes manifest as plain data."""
 
-DIRECTORY = Path(__file__).with_name("templates")
+DIRECTORY = Path(__file__).parents[1] / "data" / "kubernetes"
 
 PLACE = re.compile(r"\$\{(\w+)\}")
 """The place of a value: ``${name}``."""
@@ -61,14 +61,3 @@ def _items(part: Any, values: Mapping[str, Any]) -> list[Any]:
     if isinstance(part, str) and isinstance(filled, (list, tuple)):
         return list(filled)
     return [] if filled is None else [filled]
-
-
-def lines(name: str, values: Mapping[str, str | list[str]]) -> list[str]:
-    """Fill in a text template: at most one placeholder a line; a list repeats its line for each item."""
-    filled: list[str] = []
-    for line in read_template(name).splitlines():
-        place = PLACE.search(line)
-        given = values[place[1]] if place else ""
-        for value in [given] if isinstance(given, str) else given:
-            filled.append(line.replace(place[0], value) if place else line)
-    return filled

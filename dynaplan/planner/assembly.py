@@ -41,6 +41,7 @@ from dynaplan.store import connections
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.connection import OnFirstUse
+from dynaplan.util.entry_points import load_entry_point
 from dynaplan.util.errors import ConfigError, TemporaryError, UserError
 from dynaplan.util.prometheus_text import labelled
 
@@ -331,8 +332,7 @@ def _connector(
 
         return ModelConnector(store, settings.namespace, model.name, observer), None
     if settings.environment == KUBERNETES:
-        from dynaplan.kubernetes.connector import connect_cluster
-
+        connect_cluster = load_entry_point("dynaplan.connectors", KUBERNETES)
         cluster = connect_cluster(settings, observer.loads_by_host)
         return cluster, cluster.close
     from dynaplan.planner.virtual.connector import VirtualConnector

@@ -15,6 +15,7 @@ from dynaplan.config.settings.servers import (
     NATS,
     store_backend,
 )
+from dynaplan.util.entry_points import load_entry_point
 from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,9 +51,8 @@ def connect_store(environ: Mapping[str, str] = os.environ) -> Store:
 
         return NatsStore.from_environment(environ)
     if backend == KUBERNETES:
-        from dynaplan.kubernetes.store import ClusterStore
-
-        return ClusterStore.from_environment(environ)
+        store: Store = load_entry_point("dynaplan.stores", KUBERNETES).from_environment(environ)
+        return store
     raise ConfigError(
         f"{BACKEND_VARIABLE} is {backend!r}: that store lives in one process",
         hint="Use file, which needs no server either.",

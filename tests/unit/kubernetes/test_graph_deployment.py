@@ -20,7 +20,7 @@ from dynaplan.planner.deployment import (
 from dynaplan.util.errors import ClusterConflict, ClusterNotFound
 from tests.fakes.kube_api import KubeApi
 
-RECORDINGS = Path(__file__).parents[3] / "fixtures" / "kubernetes"
+RECORDINGS = Path(__file__).parents[2] / "fixtures" / "kubernetes"
 BETA, ALPHA = "/apis/nvidia.com/v1beta1", "/apis/nvidia.com/v1alpha1"
 DGD, ADAPTERS = "dynamographdeployments", "dynamographdeploymentscalingadapters"
 

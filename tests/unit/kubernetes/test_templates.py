@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.kubernetes.templates import DIRECTORY, fill, lines
+from dynaplan.kubernetes.templates import DIRECTORY, fill
 
 VALUES: dict[str, Any] = {
     "name": "box",
@@ -46,18 +46,6 @@ def test_whatever_a_value_contains_stays_the_text_of_one_field() -> None:
 def test_a_place_without_a_value_is_a_fault_of_ours() -> None:
     with pytest.raises(KeyError, match="nothing"):
         fill({"name": "${nothing}"}, VALUES)
-
-
-def test_a_line_of_a_text_is_there_once_for_each_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "[Unit]\nWants=${empty}\nEnvironment=${list}\nName=%${name}.service\n"
-    monkeypatch.setattr("dynaplan.kubernetes.templates.read_template", lambda name: text)
-    values = {"empty": [], "list": ["A=${name}", "B=$x"], "name": "box"}
-    assert lines("any", values) == [
-        "[Unit]",
-        "Environment=A=${name}",
-        "Environment=B=$x",
-        "Name=%box.service",
-    ]
 
 
 def test_every_manifest_says_at_its_beginning_of_which_kind_it_is() -> None:
