@@ -308,13 +308,16 @@ def describe_next_decision(
 
     ``is_decision``: True when the user has just set counts, False when a hold was only released.
     """
+    from dynaplan.planner.own_policy import load_own_policy
+
     last = _last_record(found)
     sentence = f"The planner decides again {_when(settings, last, is_decision=is_decision)}"
     if last is None or not has_data(last.observation):
         return f"{sentence}, and may change that."
     workers = PoolSizes(max(0, counts.num_prefill_workers), max(0, counts.num_decode_workers))
     try:
-        decision = preview_decision(last, workers, holds.in_force(time.time(), wall_clock), _model(last))
+        in_force = holds.in_force(time.time(), wall_clock)
+        decision = preview_decision(last, workers, in_force, _model(last), load_own_policy(last.settings))
     except (UserError, OSError, ValueError):
         return f"{sentence}, and may change that."
     if not decision.is_change:

@@ -52,7 +52,8 @@ def _given_trace(context: click.Context, parameter: click.Parameter, text: str |
     "--policy",
     "policies",
     multiple=True,
-    help="load, sla, both, formula, static:P,D, or best-static (tries splits that stand still)  "
+    help="load, sla, both, formula, static:P,D, best-static (tries splits that stand still), or "
+    "MODULE:FUNCTION, a policy of your own  "
     "[default: the graph's, load]",
 )
 @config_file_option(

@@ -30,6 +30,7 @@ from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
 from dynaplan.planner.model import DecisionRecord, PlannerState
 from dynaplan.planner.observer import Observer, TrafficObserver
+from dynaplan.planner.own_policy import load_own_policy
 from dynaplan.planner.recorders.decision_log import JsonLinesRecorder, recent_records, write_pointer
 from dynaplan.planner.recorders.gauges import GaugesRecorder
 from dynaplan.planner.recorders.tensorboard import TensorBoardRecorder
@@ -278,16 +279,14 @@ def make_planner(
     recorders = (JsonLinesRecorder(log_dir), TensorBoardRecorder(log_dir, settings), gauges)
     records, now = recent_records(log_root, records_of_window(settings)), datetime.now(UTC)
     state = restore_state(records[-1:], settings, now)
-    try:
-        write_pointer(log_root, log_dir)
-    except OSError as error:
-        log.warning("`dynaplan why` may not find these decisions: %s", error)
+    _point_to(log_dir, log_root)
     sla_model, traffic, backtester = None, None, None
-    if settings.is_by_targets:
+    if settings.sees_traffic:
         from dynaplan.planner.inputs import traffic_observer
 
-        sla_model = _sla_model(settings)
         traffic = traffic_observer(settings, discovery, clock, is_one_of_several=is_one_of_several)
+    if settings.is_by_targets:
+        sla_model = _sla_model(settings)
         if settings.sizing != "formula":
             evidence = restore_evidence(records, settings, now)
             backtester = _backtester(settings, evidence, model)
@@ -302,8 +301,16 @@ def make_planner(
         backtester=backtester,
         beat=beat,
         state=state,
+        own_policy=load_own_policy(settings),
     )
     return AssembledPlanner(loop, connector, observer, recorders, gauges.read, traffic, backtester, end)
+
+
+def _point_to(log_dir: Path, log_root: Path) -> None:
+    try:
+        write_pointer(log_root, log_dir)
+    except OSError as error:
+        log.warning("`dynaplan why` may not find these decisions: %s", error)
 
 
 def _sla_model(settings: PlannerSettings) -> PerformanceModel:

@@ -14,6 +14,7 @@ from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, interval_history
 from dynaplan.planner.metrics.exposition import metrics_prefix
 from dynaplan.planner.observer import TrafficObserver
+from dynaplan.planner.own_policy import load_own_policy
 from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.simulation.traces.reading import read_requests
 from dynaplan.store.instances import public_urls
@@ -32,11 +33,13 @@ def check_sources(settings: PlannerSettings) -> None:
 
     Of a Prometheus server only the address is checked.
     """
-    if not settings.is_by_targets:
+    load_own_policy(settings)
+    if not settings.sees_traffic:
         return
     if settings.prometheus_endpoint:
         _prometheus(settings)
-    build_sla_model(settings)
+    if settings.is_by_targets:
+        build_sla_model(settings)
     make_forecaster(settings, settings.adjustment_interval_s)
     _warm_up(settings)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dynaplan.planner.model import AverageLoad, PlannerState
     from dynaplan.planner.observer import Observer, TrafficObserver
     from dynaplan.planner.ports import Connector, Recorder
+    from dynaplan.planner.rules.decision import OwnPolicy
     from dynaplan.planner.rules.sla_policy import PerformanceModel
     from dynaplan.util.clock import Clock
 
@@ -59,6 +60,7 @@ class PlannerLoop:
         wall_time: Callable[[], str] = local_time,
         beat: Callable[[float], None] = lambda every_s: None,
         state: PlannerState | None = None,
+        own_policy: OwnPolicy | None = None,
     ) -> None:
         self._settings = settings
         self._observer = observer
@@ -69,7 +71,7 @@ class PlannerLoop:
         self._beat = beat
         self._traffic = traffic
         self._backtester = backtester
-        self._cycle = PlanningCycle(settings, model, state)
+        self._cycle = PlanningCycle(settings, model, state, own_policy)
         self._failure = ""
         self._unknown = ""
         self._is_warned = False

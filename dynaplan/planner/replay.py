@@ -13,6 +13,7 @@ from dynaplan.config.settings.planner import ForecastSettings, PlannerSettings
 from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
 from dynaplan.planner.model import Decision, DecisionRecord, Observation, PlannerState
+from dynaplan.planner.own_policy import load_own_policy
 from dynaplan.planner.recorders.decision_log import read_recording
 from dynaplan.planner.rules.cycle import startup_time_s
 from dynaplan.planner.rules.decision import decide
@@ -75,16 +76,19 @@ class Replayer:
         self.recorded = first.settings
         self._settings = settings = _override(first.settings, options)
         self._model: PerformanceModel | None = build_sla_model(settings) if settings.is_by_targets else None
+        self._own_policy = load_own_policy(settings)
         self._state: PlannerState = first.state
         self._history = TrafficHistory(settings.adjustment_interval_s)
         self._forecaster = None
-        if settings.is_by_targets and _forecasting(settings) != _forecasting(first.settings):
+        if settings.sees_traffic and _forecasting(settings) != _forecasting(first.settings):
             self._forecaster = make_forecaster(settings, settings.adjustment_interval_s)
 
     async def decide(self, record: DecisionRecord) -> ReplayedDecision:
         """Decide the record's interval again, from its observation and the state of the last one."""
         observation = await self._with_forecast(record.observation)
-        self._state, decision = decide(self._settings, self._state, observation, self._model)
+        self._state, decision = decide(
+            self._settings, self._state, observation, self._model, self._own_policy
+        )
         return ReplayedDecision(record.wall_time, record.decision, decision)
 
     async def close(self) -> None:

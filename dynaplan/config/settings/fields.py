@@ -7,6 +7,7 @@ engines have for them, the flags of a command and the tables of the guide all de
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, field, fields
 from functools import cache
@@ -40,6 +41,9 @@ class Texts(list[str]):
 READ, WRITTEN = "read", "written"
 """The values of ``path``: a file or directory that is read (or the name of a shipped one), or written."""
 
+FUNCTION = re.compile(r"[^:\s]+:[A-Za-z_]\w*")
+"""A function of the user's, as a graph is named: ``my_package.module:function`` or ``file.py:function``."""
+
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -48,6 +52,7 @@ class Option(NamedTuple):
 
     - ``name`` is its key in kebab-case, ``kind`` the type of its value (``object``: any)
     - ``minimum`` and ``maximum`` bound a number and are allowed themselves; ``above`` and ``below`` are not
+    - ``choices`` are its values; with ``or_function`` a function of the user's, ``MODULE:NAME``, is one, too
     - ``default_text`` is the default in words, where the value does not tell it
     - ``engine`` is the only engine that has it, empty for all others; ``names`` are an engine's own names for
       it; ``engine_defaults`` is an engine's default, where that is its own; ``removed`` says for an engine
@@ -66,6 +71,7 @@ class Option(NamedTuple):
     maximum: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
+    or_function: bool = False
     default_text: str = ""
     path: str = ""
     engine: str = ""
@@ -80,7 +86,7 @@ class Option(NamedTuple):
     def expected(self) -> str:
         """The values that are allowed, in words: the type and its bounds, or the choices."""
         if self.choices:
-            return f"one of {', '.join(self.choices)}"
+            return f"one of {self._choices_text}"
         bounds = (words.format(bound) for words, _, bound in self._bounds())
         return ", ".join((_KINDS[self.kind][0], *bounds))
 
@@ -97,7 +103,11 @@ class Option(NamedTuple):
     @property
     def meaning(self) -> str:
         """The purpose, and the values where they can be listed."""
-        return f"{self.about}: {', '.join(self.choices)}" if self.choices else self.about
+        return f"{self.about}: {self._choices_text}" if self.choices else self.about
+
+    @property
+    def _choices_text(self) -> str:
+        return ", ".join(self.choices) + (", or MODULE:FUNCTION" if self.or_function else "")
 
     @property
     def help(self) -> str:
@@ -112,6 +122,8 @@ class Option(NamedTuple):
         """The value as the option's type; None when it is not one. ``is_text``: numbers may come as text."""
         if is_text:
             value = _parse_text(value, self.kind)
+        if self.or_function and isinstance(value, str) and FUNCTION.fullmatch(value):
+            return value
         if self.choices and isinstance(value, str):
             value = kebab(value)
         if isinstance(value, str) and self.kind in (Duration, Size):

@@ -162,7 +162,7 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
     namespace: str = option(
         "dynamo", "Namespace that the planner looks at; in a graph's file that of the graph"
     )
-    policy: str = option("load", "What workers are counted by", choices=POLICIES)
+    policy: str = option("load", "What workers are counted by", choices=POLICIES, or_function=True)
     environment: str = option(
         LOCAL,
         "local: `serve` carries decisions out; virtual: a program of yours, see `orchestrate`; kubernetes: "
@@ -242,7 +242,22 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
     @property
     def is_by_targets(self) -> bool:
         """True for the policies that plan for targets, ``sla`` and ``both``."""
-        return self.policy != "load"
+        return self.policy in ("sla", "both")
+
+    @property
+    def has_thresholds(self) -> bool:
+        """True for the policies that add and remove workers by thresholds, ``load`` and ``both``."""
+        return self.policy in ("load", "both")
+
+    @property
+    def has_own_policy(self) -> bool:
+        """True when a function of the user's decides (``planner/own_policy.py``)."""
+        return self.policy not in POLICIES
+
+    @property
+    def sees_traffic(self) -> bool:
+        """True when requests, their lengths and latencies are measured and forecast."""
+        return self.is_by_targets or self.has_own_policy
 
     @property
     def is_carried_out_elsewhere(self) -> bool:

@@ -425,11 +425,11 @@ class Reconciler:
         if reports := self._models.reports(self._unwritable):
             document |= {MODELS_FIELD: {name: each.to_json() for name, each in reports.items()}}
             document |= {MODEL_EVENTS: [asdict(each) for each in self._models.events]}
-            reports = (
+            shared = (
                 DeviceReport.of(each.index, each.total_bytes, each.foreign_bytes)
                 for each in self._models.devices
             )
-            document |= {MODEL_MEMORY: [each.to_json() for each in reports]}
+            document |= {MODEL_MEMORY: [each.to_json() for each in shared]}
             self._record_learnt()
         link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": killed})
         desired = desired_workers(graph, counts, self._workers)

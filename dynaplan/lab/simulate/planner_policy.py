@@ -15,7 +15,7 @@ from dynaplan.planner.forecasting.forecaster import forecast
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, TrafficHistory
 from dynaplan.planner.model import AverageLoad, Decision, Observation, PlannerState
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
-from dynaplan.planner.rules.decision import backtest_basis
+from dynaplan.planner.rules.decision import OwnPolicy, backtest_basis
 from dynaplan.planner.rules.sla_policy import PerformanceModel
 from dynaplan.planner.sizing.demand_forecast import forecast_traffic
 from dynaplan.simulation.simulated_service import SimulatedService
@@ -53,6 +53,7 @@ class PlannerPolicy:
         before: Sequence[IntervalLoad] = (),
         method: BlockingForecaster | None = None,
         on_decision: OnDecision | None = None,
+        own_policy: OwnPolicy | None = None,
     ) -> None:
         self.name = name
         self.interval_s = settings.metric_pulling_interval_s
@@ -61,7 +62,7 @@ class PlannerPolicy:
         self._method = method
         self._on_decision = on_decision
         self._model = model
-        self._cycle = PlanningCycle(settings, model)
+        self._cycle = PlanningCycle(settings, model, own_policy=own_policy)
         is_backtested = settings.is_by_targets and settings.sizing != "formula"
         self._schedule = BacktestSchedule(settings) if is_backtested else None
         self._history = TrafficHistory(settings.adjustment_interval_s, before)
@@ -107,7 +108,7 @@ class PlannerPolicy:
         """Return the observation of the interval, with the forecast where targets are planned for."""
         service, settings = self._service, self._settings
         observation = Observation(service.now_s, service.pools.counts(), self._desired, load)
-        if not settings.is_by_targets:
+        if not settings.sees_traffic:
             return observation
         traffic = service.meter.traffic(service.now_s - self._observed_s)
         self._observed_s = service.now_s

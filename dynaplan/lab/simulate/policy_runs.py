@@ -18,6 +18,7 @@ from typing import Any
 from dynaplan.config.frontend import DEADLINE, PrefillDeadline, prefill_deadline
 from dynaplan.config.planner import settings_of
 from dynaplan.config.service_config import kebab_keys
+from dynaplan.config.settings.fields import FUNCTION
 from dynaplan.config.settings.frontend import ROUTERS
 from dynaplan.config.settings.planner import OUTSIDE_PREDICTORS, Forecast, PlannerSettings, SlaTargets
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
@@ -32,6 +33,7 @@ from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import PlannerPolicy
 from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, interval_history
+from dynaplan.planner.own_policy import load_own_policy
 from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.simulation.best_static import BEST_STATIC, BestStatic, find_best_static
 from dynaplan.simulation.run import ClosedLoop, Policy, Result, StaticPolicy, simulate
@@ -154,7 +156,7 @@ def recommend_policy(options: SimulateOptions, watch: ProgressCallback | None = 
 
 def _simulate_served(name: str, options: SimulateOptions, watch: ProgressCallback | None) -> Result:
     """Return the result of a policy that is the deployment's own."""
-    policy = PLANNED.get(name, {}).get("policy", "load")
+    policy = _planned(name).get("policy", "load")
     own = replace(options, policies=(name,), planner={**options.planner, "policy": policy})
     return next(run_simulations(own, watch))
 
@@ -263,7 +265,7 @@ def deadline_of(options: SimulateOptions) -> PrefillDeadline:
     """
     said = replace(options.disaggregation, is_on=options.is_disaggregated)
     own = {**kebab_keys(options.planner), "ttft": options.slo.ttft_ms}
-    kinds = (PLANNED.get(name, {}).get("policy", "load") for name in options.policies)
+    kinds = (_planned(name).get("policy", "load") for name in options.policies)
     plans = [kind for kind in (own.get("policy", "load"), *kinds) if kind != "load"]
     return prefill_deadline(said, {**own, "policy": plans[0]} if plans else own)
 
@@ -327,29 +329,36 @@ def _first(name: str, options: SimulateOptions) -> PoolSizes:
 
 def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> Policy:
     kind, _, rest = name.partition(":")
-    if kind not in POLICIES:
+    if kind not in POLICIES and not _is_function(name):
         raise ConfigError(f"policy {name!r} is unknown", hint=nearest(kind, POLICIES))
     if kind == "static":
         return StaticPolicy(name)
-    if rest:
+    if rest and kind in POLICIES:
         raise ConfigError(f"policy {name!r}", hint=f"Expected {kind} alone.")
-    planner = _planner_settings({**options.planner, **PLANNED[kind]}, options, settings)
+    planner = _planner_settings({**options.planner, **_planned(name)}, options, settings)
     model = None
     if planner.is_by_targets:
         prefill = options.engine_of(Role.PREFILL)
         model = build_sla_model(planner, options.engine, options.routing.mode, prefill_engine=prefill)
-    return PlannerPolicy(name, planner, model, before=_warm_up(planner), method=_library_forecasts(planner))
+    return PlannerPolicy(
+        name,
+        planner,
+        model,
+        before=_warm_up(planner),
+        method=_library_forecasts(planner),
+        own_policy=load_own_policy(planner),
+    )
 
 
 def _warm_up(planner: PlannerSettings) -> list[IntervalLoad]:
     trace = planner.load_predictor_warmup_trace
-    if not planner.is_by_targets or not trace:
+    if not planner.sees_traffic or not trace:
         return []
     return interval_history(read_requests(trace, 1.0, 1), planner.adjustment_interval_s)
 
 
 def _library_forecasts(planner: PlannerSettings) -> LibraryForecasts | None:
-    if not planner.is_by_targets or planner.load_predictor not in OUTSIDE_PREDICTORS:
+    if not planner.sees_traffic or planner.load_predictor not in OUTSIDE_PREDICTORS:
         return None
     return LibraryForecasts(planner)
 
@@ -383,6 +392,16 @@ PLANNED: Mapping[str, Mapping[str, Any]] = {
     "formula": {"policy": "sla", "sizing": "formula"},
 }
 """The policies of the planner itself: the options that make each of them."""
+
+
+def _planned(name: str) -> Mapping[str, Any]:
+    """Return the options of the planner that make a policy; none where no planner decides."""
+    return {"policy": name} if _is_function(name) else PLANNED.get(name, {})
+
+
+def _is_function(name: str) -> bool:
+    """Tell whether a policy is a function of the user's; ``static:1,2`` has a colon, too."""
+    return name.partition(":")[0] not in POLICIES and FUNCTION.fullmatch(name) is not None
 
 
 def _planner_settings(

@@ -15,7 +15,7 @@ from dynaplan.contract.counts import Sample
 from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.planner.model import AverageLoad, Decision, Observation, PlannerState
 from dynaplan.planner.rules import guards
-from dynaplan.planner.rules.decision import decide
+from dynaplan.planner.rules.decision import OwnPolicy, decide
 from dynaplan.planner.rules.load_policy import average_load
 from dynaplan.planner.rules.sla_policy import PerformanceModel
 
@@ -60,9 +60,9 @@ class PlannedDeployment(Protocol):
 class PlanningCycle:
     """One planner's intervals. Times are monotonic seconds. ``state`` is that of the last planner, if any.
 
-    With the policy ``load`` no load is pulled and nothing decided while a decision is being carried out
-    (``is_waiting``): the next interval begins when it is acknowledged, or after ``scaling-timeout``.
-    Targets are planned for in even intervals, whatever is being carried out.
+    With the policy ``load``, and with one of the user's own, no load is pulled and nothing decided while a
+    decision is being carried out (``is_waiting``): the next interval begins when it is acknowledged, or after
+    ``scaling-timeout``. Targets are planned for in even intervals, whatever is being carried out.
     """
 
     def __init__(
@@ -70,9 +70,11 @@ class PlanningCycle:
         settings: PlannerSettings,
         model: PerformanceModel | None = None,
         state: PlannerState | None = None,
+        own_policy: OwnPolicy | None = None,
     ) -> None:
         self._settings = settings
         self._model = model
+        self._own_policy = own_policy
         self._samples: list[Sample] = []
         self._began_s = 0.0
         self._state = state or PlannerState()
@@ -118,7 +120,7 @@ class PlanningCycle:
     async def _adjust(self, deployment: PlannedDeployment) -> None:
         before = self._state
         observation = await deployment.observe(average_load(self._samples), before)
-        self._state, decision = decide(self._settings, before, observation, self._model)
+        self._state, decision = decide(self._settings, before, observation, self._model, self._own_policy)
         self._is_scaling |= observation.desired.is_pending
         deployment.record(before, observation, decision, self._state)
         if not decision.is_change:

@@ -39,7 +39,10 @@ from dynaplan.planner.rules.sla_policy import (
     size_for_slo,
     unmanaged_workers,
 )
-from dynaplan.planner.sizing.limits import fit_budget, raise_to
+from dynaplan.planner.sizing.limits import fit_budget, raise_to, within_limits
+
+OwnPolicy = Callable[[PlannerSettings, PlannerState, Observation], tuple[PlannerState, Decision]]
+"""A policy of the user's: as ``decide``, without a model. Times are monotonic seconds."""
 
 Gate = Callable[[Situation], tuple[bool, str]]
 """Tells whether the stages after it may run, and why."""
@@ -50,6 +53,7 @@ def decide(
     state: PlannerState,
     observation: Observation,
     model: PerformanceModel | None = None,
+    own_policy: OwnPolicy | None = None,
 ) -> tuple[PlannerState, Decision]:
     """Return the desired numbers of workers after one adjustment interval, and the state for the next one.
 
@@ -71,30 +75,45 @@ def decide(
     for it beside the floor. While traffic or forecast are not known the floor is the number asked for, so
     thresholds only add.
 
+    ``own_policy``, a function of the user's, takes the place of thresholds and targets. It is asked while no
+    decision is being carried out; what it asks for is held within the GPU budget, and where it raises nothing
+    changes.
+
     Holds of persons always come last (``apply_holds``).
     """
     noted = state.note_pending(observation.desired, observation.at_s)
     situation = Situation(settings, noted, observation, current_targets(observation))
-    targets, prediction = situation.current, None
+    current, prediction = situation.current, None
     is_known, why = _is_known(situation)
-    steps = [DecisionStep("known", targets, targets, why)]
-    if is_known and settings.waits_with_targets:
+    steps = [DecisionStep("known", current, current, why)]
+    if is_known and (settings.waits_with_targets or own_policy):
         is_known, why = _is_settled(situation)
-        steps += [DecisionStep("pending", targets, targets, why)]
-    if is_known and settings.is_by_targets:
-        situation, planned, prediction = _plan_for_targets(situation, model)
-        steps += planned
-        targets = planned[-1].after
-    if is_known and settings.policy != "sla":
-        steps += _apply_thresholds(situation, targets)
+        steps += [DecisionStep("pending", current, current, why)]
     if is_known:
+        situation, planned, prediction = _apply_policy(situation, model, own_policy)
+        steps += planned
         steps += _restore_minimum(situation, steps[-1].after)
-        steps += apply_holds(settings, observation, situation.current, steps[-1].after)
+        steps += apply_holds(settings, observation, current, steps[-1].after)
     desired = steps[-1].after
-    decision = Decision(
-        situation.current, desired, tuple(steps), prediction if desired == situation.floor else None
-    )
+    prediction = prediction if desired == situation.floor else None
+    decision = Decision(current, desired, tuple(steps), prediction)
     return _next_state(situation, decision), decision
+
+
+def _apply_policy(
+    situation: Situation, model: PerformanceModel | None, own_policy: OwnPolicy | None
+) -> tuple[Situation, list[DecisionStep], Prediction | None]:
+    """Return the situation with the policy's state and floor, its steps, and what targets expect."""
+    if own_policy:
+        return _ask_own_policy(situation, own_policy)
+    steps: list[DecisionStep] = []
+    targets, prediction = situation.current, None
+    if situation.settings.is_by_targets:
+        situation, steps, prediction = _plan_for_targets(situation, model)
+        targets = steps[-1].after
+    if situation.settings.has_thresholds:
+        steps += _apply_thresholds(situation, targets)
+    return situation, steps, prediction
 
 
 def _plan_for_targets(
@@ -122,6 +141,27 @@ def _plan_for_targets(
         after = fit_budget(raise_to(current, sizing.workers), limits) or sizing.workers
         steps.append(DecisionStep("floor", sizing.workers, after, f"the targets need {sizing.workers}"))
     return replace(situation, state=state, floor=sizing.workers), steps, sizing.prediction
+
+
+def _ask_own_policy(
+    situation: Situation, own_policy: OwnPolicy
+) -> tuple[Situation, list[DecisionStep], None]:
+    """Return what a function of the user's decides, within the GPU budget, and the state that it returns."""
+    settings, current = situation.settings, situation.current
+    try:
+        state, asked = own_policy(settings, situation.state, situation.observation)
+        steps, desired = list(asked.steps), asked.desired
+        prefill = max(0, desired.prefill) if situation.is_disaggregated else current.prefill
+        desired = PoolSizes(prefill, max(0, desired.decode))
+    except Exception as error:  # whatever it raises, the planner goes on
+        why = f"{settings.policy} raised {type(error).__name__}: {error}: change nothing"
+        return situation, [DecisionStep("own policy", current, current, why)], None
+    before = steps[-1].after if steps else current
+    if before != desired or not steps:
+        steps.append(DecisionStep("own policy", before, desired, f"{settings.policy} asks for {desired}"))
+    limits = replace(limits_of(settings, situation.observation, current), least=PoolSizes())
+    _, limited = within_limits(desired, limits, current)
+    return replace(situation, state=state), [*steps, *limited], None
 
 
 def backtest_basis(settings: PlannerSettings, observation: Observation) -> tuple[PoolSizes, WorkerLimits]:
@@ -301,7 +341,11 @@ def _describe_holds(holds: RoleHolds, wanted: PoolSizes, after: PoolSizes) -> st
 
 
 def preview_decision(
-    last: DecisionRecord, workers: PoolSizes, holds: RoleHolds, model: PerformanceModel | None
+    last: DecisionRecord,
+    workers: PoolSizes,
+    holds: RoleHolds,
+    model: PerformanceModel | None,
+    own_policy: OwnPolicy | None = None,
 ) -> Decision:
     """Return the decision on these numbers of workers, all of them ready, after the one in ``last``."""
     seen = last.observation
@@ -319,7 +363,7 @@ def preview_decision(
         failure="",
         holds=holds,
     )
-    return decide(last.settings, last.next_state, observation, model)[1]
+    return decide(last.settings, last.next_state, observation, model, own_policy)[1]
 
 
 def has_data(observation: Observation) -> bool:

@@ -113,7 +113,7 @@ def _traffic(record: DecisionRecord) -> list[str]:
 
 def _alternatives(record: DecisionRecord) -> list[str]:
     settings, load = record.settings, record.observation.load
-    if settings.policy == "sla":
+    if not settings.has_thresholds:
         return []
     lines = []
     depth = finite(load.prefill_queue)
