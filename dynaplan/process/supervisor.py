@@ -61,6 +61,7 @@ from dynaplan.process.kernel import (
     start_session,
 )
 from dynaplan.process.packets import PacketSocket, read_marshalled
+from dynaplan.process.program_life import OVER, ProgramLife
 from dynaplan.util.terminal import try_write_line
 
 TYPE_CHECKING = False
@@ -68,17 +69,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
-"""Pauses before a program that does not come back is started once more."""
-
-STEADY_S = 1.0
-"""A program that was there for as long is started again at once."""
-
 RESERVED_S = 2.0
 """Time before the deadline at which the next stage is signalled to end; as in ``fleet/shutdown.py``."""
-
-TRIAL_S = 60.0
-"""Longest time for another program to be here, at most half of the grace; then the one before is started."""
 
 UNRESPONSIVE_S = 10.0
 """Time beyond its deadline that a program may take to end after a signal."""
@@ -120,8 +112,7 @@ class Supervisor:
     def __init__(
         self, command: Sequence[str], program: int, descriptor: int, grace_s: float, drain_s: float
     ) -> None:
-        self._command = command
-        self._fallback: Sequence[str] = ()
+        self._life = ProgramLife(command, grace_s, time.monotonic())
         self._next_path = ""
         self._program = program
         self._grace_s = grace_s
@@ -137,11 +128,6 @@ class Supervisor:
         self._fork_server: ForkServer | None = None
         self._stop_signals: list[int] = []
         self._stop_by_s = 0.0
-        self._is_first = True
-        self._here_since_s: float | None = None
-        self._away_since_s = time.monotonic()
-        self._start_at_s = 0.0
-        self._pause_s = 0.0
         self._signals: list[int] = []
         self._wake, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll.register(self._wake, select.POLLIN)
@@ -153,28 +139,27 @@ class Supervisor:
 
     def run(self) -> int:
         """Hold until the program has ended; return its wait status."""
+        life = self._life
         while True:
             self._wait(self._due_s())
             status = self._handle_events()
-            if status is not None and self._record_exit(status):
-                self._end_all()
-                return status
-            if self._awaits_program and self._is_grace_over():
+            if status is not None:
+                self._record_exit(status)
+                if life.state == OVER:
+                    self._end_all()
+                    return status
+            if life.is_awaited and self._is_grace_over():
                 return self._end_in_order(status or _signal.SIGKILL)
             if self._is_unresponsive():
                 try_write_line("serve does not end: it is killed, and everything ends.")
                 return self._end_in_order(_signal.SIGKILL)
-            if self._program == 0 and time.monotonic() >= self._start_at_s:
+            now_s = time.monotonic()
+            if self._program == 0 and now_s >= life.start_at_s:
                 self._start_program()
-            if self._fallback and self._program and time.monotonic() >= self._trial_ends_s():
+            if life.is_on_trial and self._program and now_s >= life.trial_ends_s:
                 os.kill(self._program, _signal.SIGKILL)
 
     # -- the program ------------------------------------------------------------------------------
-
-    @property
-    def _awaits_program(self) -> bool:
-        """True from the end of a program until the next one says that it is here."""
-        return self._here_since_s is None and not self._is_first
 
     def _is_unresponsive(self) -> bool:
         """Return whether a program that is to end is stopped, has had its time, or is to be killed."""
@@ -187,43 +172,34 @@ class Supervisor:
         """Tell whether everything is to end without the program, and say so when it did not come back."""
         if self._stop_signals:
             return True
-        if time.monotonic() < self._away_since_s + self._grace_s:
+        if not self._life.is_grace_over(time.monotonic()):
             return False
         try_write_line(f"serve has not come back within {self._grace_s:g} s: everything ends.")
         return True
 
-    def _record_exit(self, status: int) -> bool:
-        """Record the program's exit; return True when it is final, False when the program is restarted."""
-        now_s = time.monotonic()
-        was_here_s = None if self._here_since_s is None else now_s - self._here_since_s
+    def _record_exit(self, status: int) -> None:
+        """Record the program's exit, and say what follows."""
+        life, was_on_trial = self._life, self._life.is_on_trial
         self._program = 0
         self._disconnect()
         for pid in self._in_stage(PROGRAM_STAGE):
             os.kill(pid, _signal.SIGKILL)
-        successor = self._successor() if status == _signal.SIGKILL else []
-        if successor or self._fallback:
-            self._change_program(successor, now_s)
-            return False
         is_exit = os.WIFEXITED(status)
         is_meant = is_exit or os.WTERMSIG(status) in STOP_SIGNALS
-        if is_meant and (self._is_first or was_here_s is not None):
-            return True
-        if was_here_s is not None:
-            self._away_since_s = now_s
-        self._here_since_s, self._is_first = None, False
-        if was_here_s is None:
-            self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        successor = self._successor() if status == _signal.SIGKILL else []
+        life.ended(time.monotonic(), is_meant=is_meant, successor=successor)
+        if life.is_on_trial or was_on_trial:
+            self._end_fork_server()  # it is of the same version as the program
+        if life.state == OVER or self._stop_signals:
+            return
+        code = f"ended with code {os.WEXITSTATUS(status)}" if is_exit else ""
+        how = code or f"died of signal {os.WTERMSIG(status)}"
+        if life.is_on_trial:
+            try_write_line("Another serve takes over; what this one has started goes on.")
+        elif was_on_trial:
+            try_write_line("The other serve did not come up: the one before starts again.")
         else:
-            self._pause_s = 0.0 if was_here_s >= STEADY_S else FIRST_PAUSE_S
-        self._start_at_s = now_s + self._pause_s
-        how = (
-            f"ended with code {os.WEXITSTATUS(status)}"
-            if is_exit
-            else f"died of signal {os.WTERMSIG(status)}"
-        )
-        if not self._stop_signals:
             try_write_line(f"serve {how}; it starts again, and what it has started goes on.")
-        return False
 
     def _successor(self) -> list[str]:
         """Take the command that is to be started in the place of the program; empty when there is none."""
@@ -235,36 +211,20 @@ class Supervisor:
             return []
         return [os.fsdecode(word) for word in words]
 
-    def _change_program(self, successor: Sequence[str], now_s: float) -> None:
-        """Have the successor started, or, without one, the program before the one that is on trial."""
-        self._end_fork_server()  # it is of the same version as the program
-        if successor:
-            self._fallback, self._command = self._command, successor
-            self._away_since_s = now_s
-            try_write_line("Another serve takes over; what this one has started goes on.")
-        else:
-            self._command, self._fallback = self._fallback, ()
-            try_write_line("The other serve did not come up: the one before starts again.")
-        self._here_since_s, self._is_first = None, False
-        self._pause_s, self._start_at_s = 0.0, now_s
-
-    def _trial_ends_s(self) -> float:
-        return self._away_since_s + min(TRIAL_S, self._grace_s / 2)
-
     def _start_program(self) -> None:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        trial = ":trial" if self._fallback else ""
+        life = self._life
+        trial = ":trial" if life.is_on_trial else ""
         link = {SUPERVISOR_VARIABLE: f"{LINK}:{os.getpid()}{trial}"}
         try:
             environment = {**os.environ, **link}
-            self._program = start_session(self._command, ".", environment, (0, 1, 2, theirs.fileno()))
+            self._program = start_session(life.command, ".", environment, (0, 1, 2, theirs.fileno()))
         except OSError as error:
             try_write_line(f"serve cannot be started again: {error.strerror}")
-            if self._fallback:
-                self._change_program((), time.monotonic())
-                return
-            self._pause_s = LONGEST_PAUSE_S
-            self._start_at_s = time.monotonic() + self._pause_s
+            if life.is_on_trial:
+                self._end_fork_server()
+                try_write_line("The other serve did not come up: the one before starts again.")
+            life.start_failed(time.monotonic())
             return
         finally:
             theirs.close()
@@ -274,10 +234,9 @@ class Supervisor:
 
     def _due_s(self) -> float | None:
         """Return the seconds until something is to be done without being asked; None for never."""
-        if not self._awaits_program:
+        if not self._life.is_awaited:
             return self._stop_by_s - time.monotonic() if self._stop_signals else None
-        due_s = self._trial_ends_s() if self._fallback else self._away_since_s + self._grace_s
-        return (min(due_s, self._start_at_s) if self._program == 0 else due_s) - time.monotonic()
+        return self._life.due_at_s(is_running=self._program != 0) - time.monotonic()
 
     def _wait(self, most_s: float | None) -> None:
         if self._signals:
@@ -311,7 +270,7 @@ class Supervisor:
         deadline_s = 0.0 if self._stop_signals else self._drain_s
         self._stop_by_s = time.monotonic() + deadline_s + UNRESPONSIVE_S
         self._stop_signals.append(number)
-        if self._program and not self._awaits_program:
+        if self._program and not self._life.is_awaited:
             os.kill(self._program, number)
 
     def _reap(self) -> int | None:
@@ -380,7 +339,7 @@ class Supervisor:
             self._spawn(message[1], message[2], descriptors)
         elif what == "hello":
             held = [(name, pid) for pid, (name, _) in self._held.items() if pid not in self._ended]
-            away_s = 0.0 if self._is_first else time.monotonic() - self._away_since_s
+            away_s = self._life.away_s(time.monotonic())
             self._post(("held", held, list(self._kept), away_s), self._kept.values())
         else:
             if what == "keep":
@@ -397,10 +356,11 @@ class Supervisor:
             self._post(("ok",))
 
     def _record_arrival(self, next_path: str) -> None:
-        if self._awaits_program:
+        if self._life.is_awaited:
             for number in self._stop_signals:  # not passed on yet: they came while it was being started
                 os.kill(self._program, number)
-        self._here_since_s, self._fallback, self._next_path = time.monotonic(), (), next_path
+        self._life.arrived(time.monotonic())
+        self._next_path = next_path
 
     def _drop(self, name: str) -> None:
         if name in self._kept:
@@ -454,6 +414,7 @@ class Supervisor:
             os.kill(self._program, _signal.SIGKILL)
             os.waitpid(self._program, 0)
             self._program = 0
+        self._life.finish()
         self._disconnect()
         signals, end_s = len(self._stop_signals), time.monotonic() + self._left_to_drain_s()
         for stage in DRAINED_STAGES:

@@ -1,0 +1,147 @@
+"""The life of ``serve`` as its supervisor sees it: the states, and what moves it from one to the next.
+
+Here stand when a program is started, for how long it is waited for, and when everything ends without it; no
+process, no signal, no clock. Times are monotonic seconds.
+
+| state | who runs | ``arrived`` | ``ended`` | else |
+|---|---|---|---|---|
+| FIRST | the program that has put itself under the supervisor | HERE | 1, 2, 3 | |
+| HERE | one that has said that all is as before | HERE | 1, 2, 3 | |
+| AWAY | none, or one that has not said so yet; the next is started at ``start_at_s`` | HERE | 1, 3 | 4 |
+| TRIAL | the same, of another program than before (an upgrade) | HERE | 1, 5 | 5 |
+| OVER | none, and none is started any more | | | |
+
+1. Somebody has left a successor's command, and the program was killed for it: TRIAL. The command of before is
+   kept.
+2. It exited, or a signal to end killed it: that was meant, and is OVER.
+3. It was killed, or exited before it had said that it is here: AWAY. It starts again, at once if it was here
+   for ``STEADY_S``, else after a pause that doubles from ``FIRST_PAUSE_S`` to ``LONGEST_PAUSE_S``.
+4. Nobody has been here for the grace: ``is_grace_over``, and everything ends.
+5. It ended, could not be started, or took ``TRIAL_S`` (half of the grace at most): AWAY with the command of
+   before, at once. The grace goes on from where the trial began.
+
+The example that surprises: a program that is killed in the midst of its start (FIRST, or AWAY) is away since
+the *last* one was here, not since this one ended, so that a crash loop cannot renew the grace for ever.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FIRST, HERE, AWAY, TRIAL, OVER = "first", "here", "away", "trial", "over"
+
+MOVES = {
+    FIRST: (HERE, AWAY, TRIAL, OVER),
+    HERE: (HERE, AWAY, TRIAL, OVER),
+    AWAY: (HERE, AWAY, TRIAL, OVER),
+    TRIAL: (HERE, AWAY, TRIAL, OVER),
+    OVER: (),
+}
+"""The legal moves; AWAY, TRIAL -> OVER is the end of the grace, or an end that was asked for meanwhile."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+"""Pauses before a program that does not come back is started once more."""
+
+STEADY_S = 1.0
+"""A program that was there for as long is started again at once."""
+
+TRIAL_S = 60.0
+"""Longest time for another program to be here, at most half of the grace; then the one before is started."""
+
+
+class IllegalMove(Exception):
+    """A move that the table does not have: a fault of the supervisor."""
+
+
+class ProgramLife:
+    """One deployment's program: its state, the command that starts it, and the moments that count.
+
+    ``away_since_s`` is when the last program that was here has gone, or the supervisor began. Not a frozen
+    record: the supervisor imports neither ``dataclasses`` nor ``enum``, which would double its memory.
+    """
+
+    def __init__(self, command: Sequence[str], grace_s: float, now_s: float) -> None:
+        self.state = FIRST
+        self.command = command
+        self.before: Sequence[str] = ()  # on trial: the command that is started again if it fails
+        self.away_since_s = now_s
+        self.start_at_s = 0.0
+        self._grace_s = grace_s
+        self._here_since_s = 0.0
+        self._pause_s = 0.0
+
+    @property
+    def is_awaited(self) -> bool:
+        """True from the end of a program until the next one says that it is here."""
+        return self.state in (AWAY, TRIAL)
+
+    @property
+    def is_on_trial(self) -> bool:
+        return self.state == TRIAL
+
+    @property
+    def trial_ends_s(self) -> float:
+        return self.away_since_s + min(TRIAL_S, self._grace_s / 2)
+
+    def is_grace_over(self, now_s: float) -> bool:
+        """Tell whether everything is to end, since nobody has come back in time."""
+        return self.is_awaited and now_s >= self.away_since_s + self._grace_s
+
+    def away_s(self, now_s: float) -> float:
+        """Return the time since a program was here last, for one that has just come; 0 for the first."""
+        return 0.0 if self.state == FIRST else now_s - self.away_since_s
+
+    def due_at_s(self, *, is_running: bool) -> float:
+        """Return when something is to be done of which no event tells, while a program is awaited."""
+        end_s = self.trial_ends_s if self.is_on_trial else self.away_since_s + self._grace_s
+        return end_s if is_running else min(end_s, self.start_at_s)
+
+    def arrived(self, now_s: float) -> None:
+        """The program says that all is as before."""
+        self._move(HERE)
+        self._here_since_s, self.before = now_s, ()
+
+    def ended(self, now_s: float, *, is_meant: bool, successor: Sequence[str] = ()) -> None:
+        """The program has ended; ``is_meant``: by itself, or by a signal to end."""
+        if successor:  # case 1
+            self.before, self.command = self.command, successor
+            self.away_since_s = self.start_at_s = now_s
+            self._pause_s = 0.0
+            self._move(TRIAL)
+        elif self.is_on_trial:
+            self.give_up_trial(now_s)
+        elif is_meant and not self.is_awaited:  # case 2
+            self._move(OVER)
+        else:  # case 3
+            if self.state == HERE:
+                self.away_since_s = now_s
+                self._pause_s = 0.0 if now_s - self._here_since_s >= STEADY_S else FIRST_PAUSE_S
+            else:
+                self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            self.start_at_s = now_s + self._pause_s
+            self._move(AWAY)
+
+    def start_failed(self, now_s: float) -> None:
+        """The program could not even be started: the one before, or the same after the longest pause."""
+        if self.is_on_trial:
+            self.give_up_trial(now_s)
+        else:
+            self._pause_s = LONGEST_PAUSE_S
+            self.start_at_s = now_s + self._pause_s
+
+    def give_up_trial(self, now_s: float) -> None:
+        """Start the program of before again (case 5)."""
+        self.command, self.before = self.before, ()
+        self._pause_s, self.start_at_s = 0.0, now_s
+        self._move(AWAY)
+
+    def finish(self) -> None:
+        """Everything ends: by the grace, or because somebody has asked for it."""
+        self._move(OVER)
+
+    def _move(self, state: str) -> None:
+        if state not in MOVES[self.state]:
+            raise IllegalMove(f"{self.state} -> {state}")
+        self.state = state
