@@ -1,4 +1,4 @@
-"""``dynaplan simulate --models``: several models on one box, our rules beside those of other systems."""
+"""``dynaplan simulate --models``: several models on one box, who is loaded, who waits, and for how long."""
 
 from __future__ import annotations
 
@@ -112,16 +112,16 @@ def constraints_of(config: Sections) -> Constraints:
 
 
 def run_comparison(options: ManyModels) -> list[BoxOutcome]:
-    """Run the load under our rules, the rivals, and with a GPU for each model.
+    """Run the load under the rules of a deployment, and with a GPU for each model.
 
     Raises ConfigError for an invalid load, or one that is for other models.
     """
     devices = [Device(index, options.gpu_memory_bytes) for index in range(options.gpus)]
-    chains, duration_s = _load(options)
+    chains, duration_s = load_of(options)
     return compare(chains, options.models, devices, duration_s, constraints=options.constraints)
 
 
-def _load(options: ManyModels) -> tuple[Callable[[], Iterable[Chain]], float]:
+def load_of(options: ManyModels) -> tuple[Callable[[], Iterable[Chain]], float]:
     """Return a function that creates the load again for each policy, and the load's duration."""
     names = list(options.models)
     if is_made_up(options.trace):
@@ -142,5 +142,5 @@ def rows(outcomes: Iterable[BoxOutcome]) -> list[dict[str, Any]]:
 
 NOTES = (
     "IN TIME: TTFT at most twice that of a ready model; READY: found its model ready; waits are for a model.",
-    "own-gpu has a GPU for each model; the others share the same memory. lru-N cuts what it evicts: LOST.",
+    "own-gpu has a GPU for each model; with dynaplan they share the memory that there is.",
 )

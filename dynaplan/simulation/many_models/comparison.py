@@ -9,7 +9,7 @@ from math import inf
 from dynaplan.models.model import NO_CONSTRAINTS, Constraints, Device
 from dynaplan.simulation.many_models.box import Box, BoxPolicy, SimulatedCall, SimulatedModel
 from dynaplan.simulation.many_models.call_chains import Chain
-from dynaplan.simulation.many_models.policies import OwnGpu, policies
+from dynaplan.simulation.many_models.policies import Dynaplan, OwnGpu
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ def compare(
     models: Mapping[str, SimulatedModel],
     devices: Sequence[Device],
     duration_s: float,
-    rivals: Sequence[BoxPolicy] | None = None,
+    policies: Sequence[BoxPolicy] = (Dynaplan(),),
     constraints: Constraints = NO_CONSTRAINTS,
 ) -> list[BoxOutcome]:
-    """Run the load under each policy; last comes a box with GPUs of its own for each model."""
-    outcomes = [
-        simulate(chains(), models, devices, duration_s, policy, constraints)
-        for policy in (policies(models, devices) if rivals is None else rivals)
-    ]
+    """Run the load under each policy, by default the rules of a deployment.
+
+    Last comes a box with GPUs of its own for each model.
+    """
+    outcomes = [simulate(chains(), models, devices, duration_s, policy, constraints) for policy in policies]
     size = max(each.total_bytes for each in devices)
     gpus = sum(each.settings.devices for each in models.values())
     own = [Device(index, size) for index in range(gpus)]

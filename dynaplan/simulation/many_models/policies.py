@@ -1,29 +1,17 @@
-"""Who is loaded when: our rules, and what other systems do, as far as their sources and issues tell.
+"""Who is loaded when: the rules of a deployment, and a box on which every model has GPUs of its own.
 
-- ``dynaplan``: ``models.rules.planning.plan``, the function that runs in a deployment.
-- ``llama-swap``: its FIFO scheduler (internal/router/scheduler/fifo.go) with a matrix of all sets of models
-  that fit the memory. Requests of a ready model pass at once. Those of others are parked, and gone through in
-  order of arrival: one is served when the fewest models that would have to stop have nothing to do. Nobody
-  ever waits for a turn, so a model that is kept busy stays.
-- ``ollama``: one pending request at a time, which blocks all behind it, those of loaded models, too
-  (server/sched.go). It stops the first idle runner by (keep-alive, name), else it waits for the first one to
-  finish.
-- ``lru-N``: llama.cpp's router with ``--models-max N``, the largest number that always fits: the least
-  recently used goes, whatever it is doing, and what it answers is cut (llama.cpp 21678).
-- ``own-gpu``: every model always loaded on a GPU of its own.
+``dynaplan`` is ``models.rules.planning.plan``, the function that runs in a deployment. Rules of other systems
+for the same memory are in ``tests/bench/rivals.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 from math import inf
 
-from dynaplan.models.model import Action, Device, Load, ModelState, Plan, Sleep, Unload, Wake
-from dynaplan.models.rules.eviction import EvictionChoice, choose
-from dynaplan.models.rules.memory import Holding, Holdings, Need, holding, need, promise
+from dynaplan.models.model import Action, Load, ModelState, Plan, Sleep, Unload, Wake
 from dynaplan.models.rules.planning import plan
-from dynaplan.simulation.many_models.box import Box, BoxPolicy, SimulatedModel
+from dynaplan.simulation.many_models.box import Box
 
 
 class Dynaplan:
@@ -33,11 +21,11 @@ class Dynaplan:
 
     def act(self, box: Box) -> float:
         box.promote()
-        _admit_ready(box)
+        admit_ready(box)
         while (planned := self.plan(box)).actions:
             for action in planned.actions:
                 perform(box, action)
-            _admit_ready(box)
+            admit_ready(box)
         return planned.next_at_s
 
     def plan(self, box: Box) -> Plan:
@@ -58,154 +46,11 @@ def perform(box: Box, action: Action) -> None:
             box.refuse(action.model, action.status, action.arrived_until_s)
 
 
-def _admit_ready(box: Box) -> None:
+def admit_ready(box: Box) -> None:
+    """Give the ready models the requests that wait for them."""
     for name, worker in box.workers.items():
         if worker.status.state is ModelState.READY and worker.waiting:
             box.admit(name)
-
-
-def _holdings(box: Box) -> Holdings:
-    return {
-        name: holding(worker.model.settings, worker.status, _need(box, name))
-        for name, worker in box.workers.items()
-        if worker.status.is_loaded
-    }
-
-
-def _need(box: Box, name: str) -> Need:
-    worker = box.workers[name]
-    return need(worker.model.settings, worker.status, box.devices)
-
-
-def _loaded(box: Box) -> list[str]:
-    return [name for name, worker in box.workers.items() if worker.status.is_loaded]
-
-
-def _is_idle(box: Box, name: str) -> bool:
-    worker = box.workers[name]
-    return worker.status.state is ModelState.READY and not worker.in_flight and not worker.waiting
-
-
-def _parked(box: Box) -> list[str]:
-    """Return the models that are waited for and have no worker, the first request first."""
-    waited = [
-        (worker.waiting[0].arrival_s, name)
-        for name, worker in box.workers.items()
-        if worker.waiting and worker.status.state is ModelState.UNLOADED
-    ]
-    return [name for _, name in sorted(waited)]
-
-
-def _put_away_idle(box: Box) -> float:
-    """Unload what has been idle for its ``ttl``; return when the next will have been."""
-    next_s = inf
-    for name, worker in box.workers.items():
-        ttl_s = worker.model.settings.ttl_s
-        if ttl_s and _is_idle(box, name):
-            until_s = max(worker.status.last_use_s, worker.status.since_s) + ttl_s
-            if until_s <= box.now_s:
-                box.drain(name)
-            else:
-                next_s = min(next_s, until_s)
-    return next_s
-
-
-class LlamaSwap:
-    """First in, first out, but never over a busy model."""
-
-    name = "llama-swap"
-
-    def act(self, box: Box) -> float:
-        _admit_ready(box)
-        next_s = _put_away_idle(box)
-        taken = dict(_holdings(box))
-        for name in _parked(box):
-            choice = self._choose(box, name, taken)
-            if choice is None or not all(self._may_stop(box, each) for each in choice.leaving):
-                continue
-            for each in choice.leaving:
-                if box.workers[each].status.state is ModelState.READY:
-                    box.drain(each)
-            if not choice.leaving:
-                box.load(name, choice.devices)
-            taken = {each: held for each, held in taken.items() if each not in choice.leaving}
-            taken[name] = promise(_need(box, name), choice.devices)
-        return next_s
-
-    def _choose(self, box: Box, name: str, taken: Holdings) -> EvictionChoice | None:
-        return choose(_need(box, name), box.devices, taken, _loaded(box))
-
-    def _may_stop(self, box: Box, name: str) -> bool:
-        return _is_idle(box, name) or box.workers[name].status.state is ModelState.DRAINING
-
-
-class Ollama:
-    """One pending request at a time, and everybody behind it waits."""
-
-    name = "ollama"
-
-    def act(self, box: Box) -> float:
-        next_s = _put_away_idle(box)
-        while (name := self._pending(box)) is not None:
-            if box.workers[name].status.state is ModelState.READY:
-                box.admit(name, 1)
-            elif not self._load_or_evict(box, name):
-                break
-        return next_s
-
-    def _pending(self, box: Box) -> str | None:
-        """Return the model of the first request of all; one that joins a load does not block."""
-        states = (ModelState.UNLOADED, ModelState.READY, ModelState.DRAINING)
-        waited = [
-            (worker.waiting[0].number, name)
-            for name, worker in box.workers.items()
-            if worker.waiting and worker.status.state in states
-        ]
-        return min(waited)[1] if waited else None
-
-    def _load_or_evict(self, box: Box, name: str) -> bool:
-        """Load the model if it fits, and return True; else stop one runner, if none is being stopped yet."""
-        if box.workers[name].status.state is not ModelState.UNLOADED:
-            return False
-        choice = choose(_need(box, name), box.devices, _holdings(box), [])
-        if choice:
-            box.load(name, choice.devices)
-            return True
-        loaded = sorted(_loaded(box))
-        if not any(box.workers[each].status.state is ModelState.DRAINING for each in loaded):
-            ready = [each for each in loaded if box.workers[each].status.state is ModelState.READY]
-            idle = [each for each in ready if not box.workers[each].in_flight]
-            if stopped := (idle or ready)[:1]:
-                box.drain(stopped[0])
-        return False
-
-
-class LeastRecentlyUsed:
-    """So many models, and the least recently used is ended for another."""
-
-    def __init__(self, most: int) -> None:
-        self.name = f"lru-{most}"
-        self._most = most
-
-    def act(self, box: Box) -> float:
-        _admit_ready(box)
-        next_s = _put_away_idle(box)
-        for name in _parked(box):
-            choice = choose(_need(box, name), box.devices, _holdings(box), [])
-            if choice and len(_loaded(box)) < self._most:
-                box.load(name, choice.devices)
-            elif not any(box.workers[each].status.state is ModelState.DRAINING for each in _loaded(box)):
-                self._end_one(box)
-        return next_s
-
-    def _end_one(self, box: Box) -> None:
-        ready = [
-            (worker.status.last_use_s, name)
-            for name, worker in box.workers.items()
-            if worker.status.state is ModelState.READY
-        ]
-        if ready:
-            box.kill(min(ready)[1])
 
 
 class OwnGpu:
@@ -214,28 +59,10 @@ class OwnGpu:
     name = "own-gpu"
 
     def act(self, box: Box) -> float:
-        _admit_ready(box)
+        admit_ready(box)
         devices = cycle(each.index for each in box.devices)
         for name, worker in box.workers.items():
             own = tuple(islice(devices, worker.model.settings.devices))
             if worker.status.state is ModelState.UNLOADED:
                 box.load(name, own)
         return inf
-
-
-def always_fitting(models: Mapping[str, SimulatedModel], devices: Sequence[Device]) -> int:
-    """Return the largest number of models of which any so many fit: the largest ones do."""
-    by_size = sorted(models.items(), key=lambda item: item[1].settings.claim_bytes, reverse=True)
-    taken: dict[str, Holding] = {}
-    for name, model in by_size:
-        wanted = Need(name, model.settings.claim_bytes, model.settings.devices)
-        choice = choose(wanted, devices, taken, [])
-        if choice is None:
-            break
-        taken[name] = promise(wanted, choice.devices)
-    return max(1, len(taken))
-
-
-def policies(models: Mapping[str, SimulatedModel], devices: Sequence[Device]) -> list[BoxPolicy]:
-    """Return our rules, and the three rivals for the same memory."""
-    return [Dynaplan(), LlamaSwap(), Ollama(), LeastRecentlyUsed(always_fitting(models, devices))]

@@ -10,15 +10,9 @@ from dynaplan.models.model import Device, ModelPolicy, ModelState, ModelStatus, 
 from dynaplan.simulation.many_models.box import FREE_S, Box, BoxPolicy, SimulatedModel
 from dynaplan.simulation.many_models.call_chains import Chain, ChainCall, chains_of, length_s, made_up
 from dynaplan.simulation.many_models.comparison import BoxOutcome, compare, simulate
-from dynaplan.simulation.many_models.policies import (
-    Dynaplan,
-    LeastRecentlyUsed,
-    LlamaSwap,
-    Ollama,
-    OwnGpu,
-    always_fitting,
-)
+from dynaplan.simulation.many_models.policies import Dynaplan, OwnGpu
 from dynaplan.util.errors import ConfigError
+from tests.bench.rivals import LeastRecentlyUsed, LlamaSwap, Ollama, always_fitting, policies
 
 LOAD_S = 10.0
 
@@ -164,8 +158,9 @@ def test_with_a_gpu_for_each_model_nobody_waits() -> None:
 def by_policy(load: str) -> dict[str, BoxOutcome]:
     gb = {"a": 20, "b": 13, "c": 13, "d": 7, "e": 7, "f": 1}
     models = {name: SimulatedModel(ModelPolicy(claim_bytes=size), size) for name, size in gb.items()}
+    devices = [Device(0, 24), Device(1, 24)]
     outcomes = compare(
-        lambda: made_up(load, list(gb), 1), models, [Device(0, 24), Device(1, 24)], length_s(load)
+        lambda: made_up(load, list(gb), 1), models, devices, length_s(load), policies(models, devices)
     )
     return {outcome.policy: outcome for outcome in outcomes}
 
