@@ -152,6 +152,6 @@ def test_a_flag_is_read_as_the_type_of_its_option(arguments: list[str], field: s
 
 def test_the_help_of_an_option_tells_its_choices_its_default_and_its_meaning() -> None:
     helps = {option.name: option.help for option in PLANNER.values()}
-    assert "load, sla, both  [default: load]" in helps["policy"]
+    assert "load, sla, both, or MODULE:FUNCTION  [default: load]" in helps["policy"]
     assert "as the graph says" in helps["decode-max-num-seqs"]
     assert "virtual: a program of yours" in helps["environment"]
