@@ -102,7 +102,9 @@ class FrontendRoutes:
                 self._check_browser(request)
                 if is_preflight(request.method, request.headers):
                     return Response(204, preflight_headers(request.headers), b"")
-            elif refusal := self._browsers.refuse_host(request.headers):
+            elif (refusal := self._browsers.refuse_host(request.headers)) and not self._is_of_page(
+                request.path
+            ):
                 raise _refused(refusal)
             return await self._handler(request)(request)
         except ApiError as error:

@@ -125,7 +125,7 @@ async def test_a_large_prompt_is_routed_by_its_prefix_and_counted_whole() -> Non
 
 @pytest.mark.parametrize(
     ("changes", "code"),
-    [({"prompt": ""}, None), ({"model": "other"}, "model_not_found"), ({"id_slot": 1}, None)],
+    [({"prompt": ""}, None), ({"model": "other"}, "model_not_found"), ({"kv_slot_file": "x"}, None)],
 )
 async def test_a_large_body_with_a_fault_gets_the_same_answer_as_a_small_one(
     changes: dict[str, Any], code: str | None
@@ -162,7 +162,7 @@ async def test_a_body_for_ollama_that_grows_in_translation_is_translated_whole()
     reader = BodyReader(8_000_000)
     text = "ä" * 3_500_000
     body = json.dumps({"model": MODEL, "prompt": text, "raw": True}, ensure_ascii=False).encode()
-    asked, translated = await reader.translate(GENERATE, body, [MODEL])
+    asked, translated = await reader.translate(GENERATE, body)
     await reader.close()
     assert asked.path == COMPLETIONS
     assert len(translated) > 2**24

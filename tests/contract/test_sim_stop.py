@@ -56,7 +56,9 @@ async def test_a_stop_text_that_does_not_come_changes_nothing(worker: Worker) ->
 
 async def test_an_answer_that_ends_by_itself_may_be_stopped_before(worker: Worker) -> None:
     text, reason, _ = await answered(worker, max_tokens=None, stop=".")
-    assert (text, reason) == (BEGINNING.partition(".")[0], "stop")
+    assert text.startswith("This is dynaplan's simulated engine: no model runs here")
+    assert "." not in text
+    assert reason == "stop"
 
 
 async def test_a_chat_is_stopped_too_and_its_text_may_be_kept(worker: Worker) -> None:
