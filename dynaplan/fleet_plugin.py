@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from dynaplan.contract.hook_events import DecisionEvents
+from dynaplan.contract.hook_events import DecisionEventSource
 from dynaplan.fleet.plugin.plugin import ReconcilerPlugin
 
 RECORDS_OF_A_POLL = 10
@@ -15,7 +15,7 @@ RECORDS_OF_A_POLL = 10
 class FleetPlugin(ReconcilerPlugin):
     """The fleet plugin of a deployment whose planner logs below the deployment's logs."""
 
-    def decision_events(self, planner_dir: Path) -> DecisionEvents:
+    def decision_events(self, planner_dir: Path) -> DecisionEventSource:
         """Return the events among the decisions that planners have recorded there."""
         from dynaplan.planner.decision_events import RecordedDecisionEvents  # much, for those who have a hook
         from dynaplan.planner.recorders.decision_log import all_recent_records

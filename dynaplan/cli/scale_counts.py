@@ -276,11 +276,11 @@ def _left(progress: ScaleProgress, times: ScaleTimes, passed_s: float) -> str:
 
 def planner_settings(found: RunningDeployment) -> PlannerSettings | None:
     """Return the settings of the planner that scales this deployment; None when none does."""
-    settings = planner_settings_of(found)
+    settings = configured_planner_settings(found)
     return None if settings is None or settings.no_operation else settings
 
 
-def planner_settings_of(found: RunningDeployment) -> PlannerSettings | None:
+def configured_planner_settings(found: RunningDeployment) -> PlannerSettings | None:
     """Return the settings of the graph's planner, also of one that only observes; None without one.
 
     Planners of models that are loaded on request scale each its own.

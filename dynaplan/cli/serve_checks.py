@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.config.command_words import stated_options
+from dynaplan.config.command_words import effective_options
 from dynaplan.config.frontend import NAMES, SECTIONS
 from dynaplan.config.service_config import COMMON, section_options, served_model_name
 from dynaplan.config.settings.fields import WRITTEN
@@ -251,7 +251,7 @@ def _service_memory(
 ) -> ServiceMemory | None:
     from dynaplan.engines.model_memory import memory_need
 
-    options = stated_options(section_options(config, service.name))
+    options = effective_options(section_options(config, service.name))
     engine = engine_of(options)
     need = memory_need(engine, options, service.gpus)
     if need is None:

@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any
 from dynaplan.cli.models import saved_kv
 from dynaplan.cli.models_view import model_rows
 from dynaplan.cli.running_deployment import gpus_of, serve_pid, service_config
-from dynaplan.cli.scale_counts import current_entries, current_holds, planner_settings_of, statefile_holds
+from dynaplan.cli.scale_counts import (
+    configured_planner_settings,
+    current_entries,
+    current_holds,
+    statefile_holds,
+)
 from dynaplan.cli.timing import HEALTH_TIMEOUT_S, ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
 from dynaplan.contract.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
 from dynaplan.contract.model_keys import (
@@ -252,7 +257,7 @@ def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, An
     """Return what the deployment serves and promises, and the numbers of workers that are asked for."""
     from dynaplan.contract.store_keys import SCALED_ROLES
 
-    settings, desired = planner_settings_of(found), answers.desired
+    settings, desired = configured_planner_settings(found), answers.desired
     return {
         "models": _models(answers),
         "policy": settings.policy if settings else None,
@@ -410,7 +415,7 @@ def usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
 
 ENGINE_ROLES = ("decode", "prefill")
 
-DRAINING_UNASKED = "somebody revoked its lease or sent it a signal; it is started again when it has gone"
+EXTERNAL_DRAIN_REASON = "somebody revoked its lease or sent it a signal; it is started again when it has gone"
 
 
 def worker_row(
@@ -451,7 +456,7 @@ def worker_row(
         "uptime_s": uptime_s(worker.started_at),
         "restarts": len(worker.restarts_s),
         "waits": waits,
-        "reason": DRAINING_UNASKED if is_draining else worker.reason,
+        "reason": EXTERNAL_DRAIN_REASON if is_draining else worker.reason,
         "is_managed": True,
     }
 

@@ -1,7 +1,7 @@
 """A command as its owner wrote it: its words, the engine that it starts, and what it says of that.
 
 A command is run as it stands. That a known engine is recognised in it serves an estimate of its memory,
-its metrics and its name; the line is never made anew of what was read. ``completed`` changes the address in
+its metrics and its name; the line is never made anew of what was read. ``launch_argv`` changes the address in
 it, which is dynaplan's, and appends flags that its owner cannot notice.
 
 Behind a program that becomes another one (``env``, ``nice``, ``numactl``, ``uv run``) the engine is
@@ -316,7 +316,7 @@ def engine_command(options: Mapping[str, Any]) -> EngineCommand | None:
     return found if found and options.get("engine", found.engine) == found.engine else None
 
 
-def stated_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def effective_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a worker's options with those that its command states, by the engine's names.
 
     Of llama.cpp its variables state some, too, ``LLAMA_ARG_...``; a flag comes before them.
@@ -344,13 +344,14 @@ DROPPED = frozenset({"api-key", "api-key-file", "api-prefix", "ssl-key-file", "s
 """Flags that belong to the address, too: clients do not reach the engine but through the frontend."""
 
 
-def completed(
+def launch_argv(
     command: Command, found: EngineCommand, address: Sequence[str], added: Sequence[tuple[str, ...]]
 ) -> tuple[str, ...]:
     """Return the words of the command, in their order, for an engine that listens at ``address``.
 
     ``address`` are the values of the flags ``ADDRESS``, which are put in the place of the owner's, or
-    appended. ``added`` are flags, each with its values, that are appended where the owner has not set them.
+    appended. Flags in ``DROPPED`` are left out: with them it could not be reached. ``added`` are flags, each
+    with its values, that are appended where the owner has not set them.
     """
     short = SHORT_FLAGS[found.engine]
     ours = dict(zip(ADDRESS, address, strict=True))

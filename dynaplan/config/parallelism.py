@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dynaplan.config.command_words import stated_options
+from dynaplan.config.command_words import effective_options
 from dynaplan.util.errors import ConfigError
 
 TENSOR = ("tensor-parallel-size", "tp-size")
@@ -21,7 +21,7 @@ Options = Mapping[str, Any]
 
 def parallel_size(options: Options, names: tuple[str, ...]) -> int:
     """Return one size, under any of its names; 0 when it is not set. ConfigError when two names differ."""
-    options = stated_options(options)
+    options = effective_options(options)
     given = [name for name in names if options.get(name) is not None]
     sizes = {name: options[name] for name in given}
     for name, size in sizes.items():

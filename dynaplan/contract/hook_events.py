@@ -18,8 +18,8 @@ class HookEvent:
     text: str
 
 
-class DecisionEvents(Protocol):
-    """The events among a planner's decisions: scaled, a target missed."""
+class DecisionEventSource(Protocol):
+    """Where the fleet plugin polls for events among a planner's decisions: scaled, a target missed."""
 
     def poll(self) -> Iterable[HookEvent]:
         """Return those since the last poll; the first one returns none."""

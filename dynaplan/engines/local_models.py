@@ -47,8 +47,11 @@ class LocalModel:
     tool: str
     repository: str = ""
 
-    def is_meant_by(self, text: str) -> bool:
-        """Tell whether that text names this model: its repository may have the end of its file's name."""
+    def matches(self, text: str) -> bool:
+        """Tell whether a text names this model, in any case: its name, its file's, or ``owner/name:ENDING``.
+
+        ENDING is that of the file's name, usually the quantisation.
+        """
         wanted = text.lower().removeprefix("hf.co/").removeprefix("huggingface.co/")
         stem = gguf_stem(self.path).lower()
         if wanted in (self.name.lower(), self.path.name.lower(), stem):
@@ -66,7 +69,7 @@ def find_model(text: str, directory: Path, environ: Mapping[str, str]) -> LocalM
         return None
     found: dict[Path, LocalModel] = {}
     for model in local_models(environ):
-        if model.is_meant_by(text):
+        if model.matches(text):
             found.setdefault(model.path.resolve(), model)
     if not found:
         return None

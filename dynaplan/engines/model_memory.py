@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynaplan.config.command_words import COMMAND, stated_options
+from dynaplan.config.command_words import COMMAND, effective_options
 from dynaplan.config.parallelism import data_parallel_size, tensor_parallel_size
 from dynaplan.engines.gguf import read_metadata
 from dynaplan.engines.model_files import DIRECTORY, GGUF_FILE, MODEL_KINDS, gguf_parts
@@ -223,7 +223,7 @@ DEFAULT_MEMORY_FRACTION = 0.9
 
 def memory_need(engine: str, options: Options, gpus: float) -> MemoryNeed | None:
     """Return what one worker takes; None for a model whose files are not here or do not tell it."""
-    options = stated_options(options)
+    options = effective_options(options)
     kind, model = MODEL_KINDS.get(engine), options.get("model")
     if kind is None or not isinstance(model, str):
         return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import dynaplan
-from dynaplan.config.command_words import COMMAND, stated_options, words_of
+from dynaplan.config.command_words import COMMAND, effective_options, words_of
 from dynaplan.config.parallelism import TENSOR, data_parallel_size, tensor_parallel_size
 from dynaplan.config.stock import WORKER
 from dynaplan.engines.port import Engine, EngineContext, HandOffReady
@@ -305,7 +305,7 @@ def _line_of_owner(options: Options, context: EngineContext, port: int) -> Launc
     if context.memory_fraction:
         added.append(("--gpu-memory-utilization", str(context.memory_fraction)))
     key = {"VLLM_API_KEY": context.token} if context.token else {}
-    sleep = {DEV_MODE_VARIABLE: "1"} if stated_options(options).get("enable-sleep-mode") else {}
+    sleep = {DEV_MODE_VARIABLE: "1"} if effective_options(options).get("enable-sleep-mode") else {}
     return engine_line(options, port, added, {**key, **sleep})
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from dynaplan.contract.hook_events import FAILED, MODEL, DecisionEvents, HookEvent
+from dynaplan.contract.hook_events import FAILED, MODEL, DecisionEventSource, HookEvent
 from dynaplan.contract.model_keys import ModelEvent
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.process.subprocesses import kill_with_group, start_process
@@ -76,7 +76,7 @@ class EventWatch:
     def __init__(
         self,
         workers: Callable[[], Iterable[Worker]],
-        decisions: DecisionEvents,
+        decisions: DecisionEventSource,
         models: Callable[[], Sequence[ModelEvent]] = tuple,
     ) -> None:
         self._workers = workers

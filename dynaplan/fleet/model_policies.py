@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from dynaplan.config.command_words import stated_options, words_of
+from dynaplan.config.command_words import effective_options, words_of
 from dynaplan.config.models import models_together
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.config.settings.worker import SIMULATED, engine_of
@@ -61,7 +61,7 @@ def model_policy(
     are_real = any(not gpu.is_simulated for gpu in inventory)
     is_on_gpus = gpus > 0 and bool(inventory) and (are_real or engine_of(options) == SIMULATED)
     chosen = chosen_gpus(options, environment, inventory)
-    options = stated_options(options)
+    options = effective_options(options)
     devices = max(1, math.ceil(gpus)) if is_on_gpus else 0
     claim_bytes = own.memory_bytes or 0
     if is_on_gpus and chosen.number is not None:

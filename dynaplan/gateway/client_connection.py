@@ -34,7 +34,7 @@ from dynaplan.gateway.error_forms import error_body
 from dynaplan.gateway.http_messages import ENCODINGS, Headers, Request, RequestBody, Response, path_of
 from dynaplan.gateway.openai_api import internal_error
 from dynaplan.gateway.stream_batching import StreamBatch
-from dynaplan.util.browser_policy import SIGNS_OF_BROWSERS, readable_headers
+from dynaplan.util.browser_policy import BROWSER_HEADERS, readable_headers
 from dynaplan.util.http_routes import REQUEST_ID
 from dynaplan.worker.http_server import (
     MAX_HEAD_BYTES,
@@ -268,7 +268,7 @@ class ClientConnection(asyncio.Protocol):
         self._body = RequestBody(length, encoding, self.transport)
         headers, target = Headers(self._headers), self._target.decode("ascii", "surrogateescape")
         path = path_of(target)
-        is_from_browser = not SIGNS_OF_BROWSERS.isdisjoint(dict(self._headers))
+        is_from_browser = not BROWSER_HEADERS.isdisjoint(dict(self._headers))
         request = Request(
             self._parser.get_method().decode(),
             target,

@@ -21,7 +21,7 @@ from dynaplan.engines.model_facts import ModelFacts, model_path, read_facts
 from dynaplan.gateway import llama_swap_api, model_management, ollama_api
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
-from dynaplan.gateway.engine_passage import Completions, EnginePassage
+from dynaplan.gateway.engine_paths import Completions, EnginePathProxy
 from dynaplan.gateway.error_forms import message_of, sentence_of
 from dynaplan.gateway.http_messages import Answering, Request, Response, WholeBody
 from dynaplan.gateway.llama_swap_api import LlamaSwapApi
@@ -56,7 +56,7 @@ class ModelRoutes:
         self._namespace = namespace
         self._completions = completions
         self._swap = swap
-        self._passage = EnginePassage(path, completions)
+        self._passage = EnginePathProxy(path, completions)
         self._created_s = int(time.time())
         self._facts = FactsOfModels()
         self._handlers: dict[tuple[str, str], Handler] = {
@@ -297,7 +297,7 @@ _UPSTREAM = "/upstream/"
 _LOGS = "/logs/stream/"
 
 
-def is_changed_by_get(path: str) -> bool:
+def get_has_side_effects(path: str) -> bool:
     """Tell whether a GET of that path loads or unloads models, as llama-swap's do."""
     return path == "/unload" or path.startswith(_UPSTREAM)
 

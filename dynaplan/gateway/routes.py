@@ -11,11 +11,11 @@ from typing import Protocol
 from dynaplan.contract.page_access import PAGE_PATH
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
-from dynaplan.gateway.engine_passage import EnginePassage
+from dynaplan.gateway.engine_paths import EnginePathProxy
 from dynaplan.gateway.error_forms import error_body
 from dynaplan.gateway.http_messages import Headers, Request, Response
 from dynaplan.gateway.metrics import CONTENT_TYPE
-from dynaplan.gateway.model_routes import ModelRoutes, is_changed_by_get
+from dynaplan.gateway.model_routes import ModelRoutes, get_has_side_effects
 from dynaplan.gateway.openai_api import API_PATHS, UNKNOWN_URL, ApiError, ApiPath, not_implemented
 from dynaplan.gateway.passthrough import find_unserved
 from dynaplan.gateway.request_path import RequestPath
@@ -32,7 +32,7 @@ SLIP = 0.75
 READING = ("GET", "HEAD")
 """The methods of requests that change nothing, unless their route does."""
 
-OTHER_NAMES = {
+PATH_ALIASES = {
     "/chat/completions": "/v1/chat/completions",
     "/reranking": "/rerank",
     "/v1/reranking": "/v1/rerank",
@@ -75,7 +75,7 @@ class FrontendRoutes:
     def __init__(self, path: RequestPath, deployment_metrics: DeploymentMetrics | None = None) -> None:
         self.page: Handler | None = None
         self.model_routes: ModelRoutes | None = None
-        self._passage = EnginePassage(path, self.handle)
+        self._passage = EnginePathProxy(path, self.handle)
         self._path = path
         self._browsers = path.admission.browsers
         self._begun = 0
@@ -85,7 +85,7 @@ class FrontendRoutes:
         self._handlers: dict[str, tuple[str, Handler]] = {
             **{
                 path: ("POST", partial(self._answer_by_worker, endpoint=API_PATHS[known]))
-                for path, known in {**{each: each for each in API_PATHS}, **OTHER_NAMES}.items()
+                for path, known in {**{each: each for each in API_PATHS}, **PATH_ALIASES}.items()
             },
             MODELS: ("GET", self._list_models),
             "/health": ("GET", self._check_health),
@@ -102,7 +102,7 @@ class FrontendRoutes:
                 self._check_browser(request)
                 if is_preflight(request.method, request.headers):
                     return Response(204, preflight_headers(request.headers), b"")
-            elif (refusal := self._browsers.refuse_host(request.headers)) and not self._is_of_page(
+            elif (refusal := self._browsers.host_refusal(request.headers)) and not self._is_of_page(
                 request.path
             ):
                 raise _refused(refusal)
@@ -132,7 +132,7 @@ class FrontendRoutes:
     def _only_reads(self, path: str) -> bool:
         """Tell whether a GET of that path changes nothing; of an engine's own path it may load a model."""
         methods = self.paths.get(path, ("GET",) if path.startswith(f"{MODELS}/") else ())
-        return "GET" in methods and not is_changed_by_get(path)
+        return "GET" in methods and not get_has_side_effects(path)
 
     def _is_of_page(self, path: str) -> bool:
         return bool(self.page) and f"{path}/".startswith(f"{PAGE_PATH}/")
@@ -153,7 +153,7 @@ class FrontendRoutes:
             raise ApiError(
                 405, f"{path} takes {methods} only", code="method_not_allowed", headers={"Allow": methods}
             )
-        hint = nearest(path, self.paths.keys() - OTHER_NAMES, cutoff=SLIP)
+        hint = nearest(path, self.paths.keys() - PATH_ALIASES, cutoff=SLIP)
         if self._passage.takes(path, is_slip=hint.startswith("Did")):
             return self._passage.answer
         if reason := find_unserved(path):

@@ -65,7 +65,7 @@ class ProgramLife:
     def __init__(self, command: Sequence[str], grace_s: float, now_s: float) -> None:
         self.state = FIRST
         self.command = command
-        self.before: Sequence[str] = ()  # on trial: the command that is started again if it fails
+        self.fallback_command: Sequence[str] = ()  # on trial: the command that is started again if it fails
         self.away_since_s = now_s
         self.start_at_s = 0.0
         self._grace_s = grace_s
@@ -101,12 +101,12 @@ class ProgramLife:
     def arrived(self, now_s: float) -> None:
         """The program says that all is as before."""
         self._move(HERE)
-        self._here_since_s, self.before = now_s, ()
+        self._here_since_s, self.fallback_command = now_s, ()
 
     def ended(self, now_s: float, *, is_meant: bool, successor: Sequence[str] = ()) -> None:
         """The program has ended; ``is_meant``: by itself, or by a signal to end."""
         if successor:  # case 1
-            self.before, self.command = self.command, successor
+            self.fallback_command, self.command = self.command, successor
             self.away_since_s = self.start_at_s = now_s
             self._pause_s = 0.0
             self._move(TRIAL)
@@ -133,7 +133,7 @@ class ProgramLife:
 
     def give_up_trial(self, now_s: float) -> None:
         """Start the program of before again (case 5)."""
-        self.command, self.before = self.before, ()
+        self.command, self.fallback_command = self.fallback_command, ()
         self._pause_s, self.start_at_s = 0.0, now_s
         self._move(AWAY)
 

@@ -52,7 +52,7 @@ them in ``OLLAMA_ORIGINS``."""
 
 ANY = "*"
 
-SIGNS_OF_BROWSERS = frozenset({b"origin", b"sec-fetch-site"})
+BROWSER_HEADERS = frozenset({b"origin", b"sec-fetch-site"})
 """Headers that only browsers send; a request without them is another program's."""
 
 _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^:@/\s\[\]]+))(?::\d*)?")
@@ -120,7 +120,7 @@ class BrowserPolicy:
         """Return why the request is not answered; None for one that is."""
         if self._has_key:
             return None
-        if refusal := self.refuse_host(headers):
+        if refusal := self.host_refusal(headers):
             return refusal
         origin, site = headers.get("Origin", ""), headers.get("Sec-Fetch-Site", "")
         if not (origin or site):
@@ -137,8 +137,8 @@ class BrowserPolicy:
             return None
         return _foreign_origin("another site")
 
-    def refuse_host(self, headers: HeaderLookup) -> Refusal | None:
-        """Return why a name is none by which this server is called: all that is asked of other programs."""
+    def host_refusal(self, headers: HeaderLookup) -> Refusal | None:
+        """Return why a ``Host`` is refused, as a rebound name: all that is checked of other programs."""
         if self._has_host is None:
             return None
         host = headers.get("Host", "")

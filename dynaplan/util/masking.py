@@ -54,6 +54,19 @@ def mask_config(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def mask_variables(value: Any) -> Any:
+    """Return a JSON value in which every variable of a ``ServiceArgs.envs`` is masked, whatever its name.
+
+    For what is written into files: a person who looks at a dry run has typed them, and checks some.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        key: mask_all(item) if key == "envs" and isinstance(item, Mapping) else mask_variables(item)
+        for key, item in value.items()
+    }
+
+
 def mask_secrets(value: Any) -> Any:
     """Return a JSON value without its secrets.
 

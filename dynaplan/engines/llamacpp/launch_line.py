@@ -21,9 +21,9 @@ from dynaplan.config.command_words import (
     COMMAND,
     NEGATABLE,
     SHORT_FLAGS,
+    effective_options,
     engine_command,
     read_command,
-    stated_options,
 )
 from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_size
 from dynaplan.config.stock import OWN_OPTIONS, WORKER, engine_names
@@ -138,7 +138,7 @@ def _not_ours(options: Options) -> dict[str, Any]:
 
 def _options_of_command(options: Options) -> LlamaOptions:
     """Return what is known of a server that its owner's command starts: slots and context it tells itself."""
-    stated, command = stated_options(options), read_command(options[COMMAND])
+    stated, command = effective_options(options), read_command(options[COMMAND])
     found = engine_command(options)
     return LlamaOptions(
         model=str(stated.get("model", "")),
@@ -353,9 +353,9 @@ def _server_words(program: str, options: LlamaOptions, port: int, slots: str) ->
 
 
 def _line_of_owner(options: Options, context: EngineContext, port: int, slots: str) -> LaunchLine:
-    """Return the owner's words, with what he cannot notice.
+    """Return the owner's words; where he has not set them with an alias, metrics, and a place for slots.
 
-    Flags that builds of another age or origin may not know are variables, which such a build ignores.
+    A key and what builds of another age or origin may not know as flags are variables, which these ignore.
     """
     name = str(options.get("served-model-name") or options.get("model"))
     added = [("--alias", name), ("--metrics",), *([("--slot-save-path", slots)] if slots else [])]

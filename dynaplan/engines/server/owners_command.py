@@ -14,8 +14,8 @@ from dynaplan.config.command_words import (
     COMMAND,
     PORT,
     Command,
-    completed,
     engine_command,
+    launch_argv,
     read_command,
 )
 from dynaplan.config.settings.worker import WorkerSettings
@@ -79,7 +79,7 @@ def engine_line(
     """
     command, found = read_command(options[COMMAND]), engine_command(options)
     assert found is not None, "it was checked"
-    words = completed(command, found, ("127.0.0.1", str(port)), added)
+    words = launch_argv(command, found, ("127.0.0.1", str(port)), added)
     ours = {name: value for name, value in environment.items() if name not in os.environ}
     return LaunchLine(_from_home(words), {**ours, **variables(command, port)})
 

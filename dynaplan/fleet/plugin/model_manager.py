@@ -305,11 +305,11 @@ class ModelManager:
         for name in before & loads.keys() - self._held_up:
             self._say(name, f"load: {loads[name].why}")
         return {
-            name: self._as_held_up(name, each, unwritable) if name in self._held_up else each
+            name: self._blocked_report(name, each, unwritable) if name in self._held_up else each
             for name, each in reports.items()
         }
 
-    def _as_held_up(self, name: str, report: ModelReport, why: str) -> ModelReport:
+    def _blocked_report(self, name: str, report: ModelReport, why: str) -> ModelReport:
         """Return the report of a model whose load cannot begin; who has waited for some time is refused."""
         self._say(name, f"held up: {why}")
         came_until_s = self._moment.to_unix_s(self._moment.now_s - UNWRITABLE_PATIENCE_S)

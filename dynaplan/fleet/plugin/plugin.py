@@ -16,7 +16,7 @@ from typing import Any
 
 from circus.plugins import CircusPlugin
 
-from dynaplan.contract.hook_events import DecisionEvents
+from dynaplan.contract.hook_events import DecisionEventSource
 from dynaplan.fleet.circus_client import REPLACE_EVENT, CircusClient
 from dynaplan.fleet.event_hook import ON_EVENT_VARIABLE, EventHook, EventWatch
 from dynaplan.fleet.gpu_claims import NodeClaims
@@ -155,7 +155,7 @@ class ReconcilerPlugin(CircusPlugin):
         )
         return EventHook(target, launch.namespace, watch, clock)
 
-    def decision_events(self, planner_dir: Path) -> DecisionEvents:
+    def decision_events(self, planner_dir: Path) -> DecisionEventSource:
         """Return the events among the decisions that planners have recorded there."""
         raise NotImplementedError
 

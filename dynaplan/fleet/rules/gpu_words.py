@@ -72,8 +72,8 @@ class GpuWords:
 
     ``positions`` are those of the visible ones that it uses, ``number`` is how many (``is_at_most``: or fewer
     where it sees fewer); None where that is not said. ``largest_part`` is the part of the model on its
-    fullest GPU, 0 where it is spread evenly. ``is_fixed``: a variable of its process does not change what it
-    sees. ``said`` are the words.
+    fullest GPU, 0 where it is spread evenly. ``is_visibility_pinned``: a mask or a container decides what it
+    sees, whatever variable its process gets. ``said`` are the words.
     """
 
     masks: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class GpuWords:
     number: int | None = None
     is_at_most: bool = False
     largest_part: float = 0.0
-    is_fixed: bool = False
+    is_visibility_pinned: bool = False
     said: str = ""
 
 
@@ -121,7 +121,7 @@ def read(words: Sequence[str], environment: Mapping[str, str]) -> GpuWords:
     masks, mask_words = _masks(words[begin:], outer, variables)
     chosen = GpuWords(
         tuple(masks),
-        is_fixed=bool(masks) or begin < len(words),
+        is_visibility_pinned=bool(masks) or begin < len(words),
         said=", ".join(dict.fromkeys([*mask_words, *said])),
     )
     if flags.get("n-gpu-layers") == "0" or flags.get("device") in ("none", "cpu"):
@@ -133,7 +133,7 @@ def read(words: Sequence[str], environment: Mapping[str, str]) -> GpuWords:
     if "main-gpu" in flags:  # of several: the others have the rest of the layers
         return replace(chosen, number=ALL_THAT_IT_SEES, is_at_most=True)
     number = _number(flags)
-    if number is None and chosen.is_fixed and any(map(_USES_ONE_GPU.search, words)):
+    if number is None and chosen.is_visibility_pinned and any(map(_USES_ONE_GPU.search, words)):
         number = 1
     return replace(chosen, number=number)
 
@@ -149,10 +149,10 @@ def on_box(chosen: GpuWords, inventory: Sequence[Gpu]) -> OwnersGpus:
         used = [visible[each] for each in chosen.positions if each < len(visible)]
         if not used:
             return _nothing(chosen, inventory)
-        seen = () if chosen.is_fixed else tuple(gpu.index for gpu in visible)
+        seen = () if chosen.is_visibility_pinned else tuple(gpu.index for gpu in visible)
         return _these(chosen, used, seen)
     number = chosen.number
-    if chosen.is_fixed and (chosen.masks or number is not None):
+    if chosen.is_visibility_pinned and (chosen.masks or number is not None):
         used = visible[:number]
         return _these(chosen, used) if used else _nothing(chosen, inventory)
     if number is not None and chosen.is_at_most:

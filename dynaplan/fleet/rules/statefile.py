@@ -24,7 +24,7 @@ from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.documents import MAX_WHOLE
 from dynaplan.util.errors import StatefileCorrupt
-from dynaplan.util.masking import mask_all, mask_config, mask_secrets
+from dynaplan.util.masking import mask_all, mask_config, mask_secrets, mask_variables
 
 VERSION = 1
 """The version of the fields that we add; a document without a version is the original's."""
@@ -73,7 +73,7 @@ def initial(deployment: Deployment) -> Document:
         "addresses": mask_secrets(deployment.addresses),
         "components": {entry["watcher_name"]: entry for entry in bases},
         "environment": {
-            "DYNAMO_SERVICE_CONFIG": json.dumps(mask_config(deployment.config)),
+            "DYNAMO_SERVICE_CONFIG": json.dumps(mask_variables(mask_config(deployment.config))),
             "SYSTEM_RESOURCES": {
                 "total_gpus": len(deployment.inventory),
                 "gpu_info": [str(gpu.index) for gpu in deployment.inventory],
@@ -103,7 +103,10 @@ def with_fleet(document: Document, fleet: Sequence[Worker]) -> Document:
 
 def with_config(document: Document, config: Mapping[str, Any]) -> Document:
     """Return the document with this configuration of all services, secrets masked."""
-    environment = {**document["environment"], "DYNAMO_SERVICE_CONFIG": json.dumps(mask_config(config))}
+    environment = {
+        **document["environment"],
+        "DYNAMO_SERVICE_CONFIG": json.dumps(mask_variables(mask_config(config))),
+    }
     return {**document, "environment": environment}
 
 

@@ -90,7 +90,7 @@ async def test_a_worker_that_somebody_told_to_leave_is_draining_and_another_that
     assert await read_draining([ready, drains, hangs, worker("VllmWorker", STARTING)]) == {"http://drains"}
     shown = worker_row(replace(drains, pid=0), None, 41.2, is_draining=True)
     assert state_shown(shown).startswith("draining ")
-    assert shown["reason"] == status_document.DRAINING_UNASKED
+    assert shown["reason"] == status_document.EXTERNAL_DRAIN_REASON
     assert not is_lost(shown)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from dynaplan.config.command_words import (
-    completed,
+    effective_options,
     engine_command,
+    launch_argv,
     read_command,
     recognise,
-    stated_options,
 )
 from dynaplan.config.parallelism import gpus_needed
 from dynaplan.util.errors import ConfigError
@@ -24,7 +24,7 @@ def line(text: str, *added: tuple[str, ...]) -> str:
     command = read_command(text)
     found = recognise(command.words)
     assert found is not None
-    return " ".join(completed(command, found, ADDRESS, added))
+    return " ".join(launch_argv(command, found, ADDRESS, added))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_what_is_no_command_is_refused_with_the_options_name(value: object) -> N
 
 def test_a_command_states_options_and_those_of_its_worker_come_before_them() -> None:
     options = {"command": "vllm serve org/m -tp 2 --max-model-len 512", "max-model-len": 1024}
-    stated = stated_options(options)
+    stated = effective_options(options)
     assert (stated["model"], stated["tensor-parallel-size"], stated["max-model-len"]) == ("org/m", 2, 1024)
     assert gpus_needed(options, 1) == 2
 
@@ -160,11 +160,11 @@ def test_llama_servers_variables_state_what_its_flags_leave_open() -> None:
         "command": "LLAMA_ARG_BATCH=64 llama-server -m a.gguf -ngl 5",
         "ServiceArgs": {"envs": {"LLAMA_ARG_N_GPU_LAYERS": "0", "LLAMA_ARG_CTX_SIZE": "8192", "X": "1"}},
     }
-    stated = stated_options(options)
+    stated = effective_options(options)
     assert (stated["n-gpu-layers"], stated["ctx-size"], stated["batch-size"]) == (5, 8192, 64)
 
 
 def test_a_command_of_another_engine_than_the_one_that_is_named_is_none_of_it() -> None:
     assert engine_command({"engine": "vllm", "command": "llama-server -m a.gguf"}) is None
     assert engine_command({"engine": "command", "command": "llama-server -m a.gguf"}) is None
-    assert stated_options({"engine": "llamacpp", "ctx-size": 5}) == {"engine": "llamacpp", "ctx-size": 5}
+    assert effective_options({"engine": "llamacpp", "ctx-size": 5}) == {"engine": "llamacpp", "ctx-size": 5}

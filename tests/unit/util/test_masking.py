@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from dynaplan.util.masking import MASK, looks_secret, mask_all, mask_config, mask_secrets
+from dynaplan.util.masking import (
+    MASK,
+    looks_secret,
+    mask_all,
+    mask_config,
+    mask_secrets,
+    mask_variables,
+)
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "api-key", "password", "hfToken"])
@@ -128,3 +135,10 @@ def test_a_value_without_a_secret_stays_as_it_is_written(value: Any) -> None:
 )
 def test_a_secret_in_a_url_or_a_json_text_is_masked_and_nothing_beside_it(value: str, masked: str) -> None:
     assert mask_secrets(value) == masked
+
+
+def test_in_a_file_every_variable_of_a_worker_is_masked_whatever_its_name() -> None:
+    config = {"Worker": {"ServiceArgs": {"envs": {"SOME_NAME": "x"}, "workers": 2}, "envs": "a text"}}
+    assert mask_variables(config) == {
+        "Worker": {"ServiceArgs": {"envs": {"SOME_NAME": "***"}, "workers": 2}, "envs": "a text"}
+    }

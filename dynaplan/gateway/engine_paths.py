@@ -51,13 +51,13 @@ READ_ONLY = frozenset(
 OWN_PATHS = frozenset({*READ_ONLY, "/completion", "/completions", "/embedding", "/embeddings", "/infill"})
 """Paths of engines that are as much like one of OpenAI's as a mistyped one."""
 
-STEERED = frozenset(
+CONTROL_PATHS = frozenset(
     {
         *("/sleep", "/wake_up", "/pause", "/resume", "/pause_generation", "/continue_generation"),
         *("/release_memory_occupation", "/resume_memory_occupation", "/collective_rpc", "/shutdown"),
     }
 )
-"""Paths of engines that are dynaplan's own to ask for; with them what is below ``/slots``."""
+"""Paths by which dynaplan controls engines: 403 for clients, as is what changes a slot, below ``/slots/``."""
 
 _NOT_FORWARDED = frozenset(
     {
@@ -84,8 +84,11 @@ Completions = Callable[[Request], Awaitable[Response | None]]
 """Answers a request for one of OpenAI's paths."""
 
 
-class EnginePassage:
-    """Passes requests to engines, and their answers back. ``completions`` answers OpenAI's paths."""
+class EnginePathProxy:
+    """Passes on an engine's own paths, and all below ``/upstream/MODEL/``, as they are.
+
+    OpenAI's paths below it are answered by ``completions``, as everywhere.
+    """
 
     def __init__(self, path: RequestPath, completions: Completions) -> None:
         self._path = path
@@ -254,7 +257,7 @@ def _form_model(request: Request, body: bytes) -> str:
 
 def _check_steering(request: Request, target: str, model: FrontendModel) -> None:
     path = posixpath.normpath("/" + unquote(target.partition("?")[0]).lstrip("/"))
-    if path in STEERED or (path.startswith("/slots/") and request.method != "GET"):
+    if path in CONTROL_PATHS or (path.startswith("/slots/") and request.method != "GET"):
         raise ApiError(
             403,
             f"{path} is how dynaplan steers the engine: see `dynaplan unload {model.name}`",
