@@ -19,7 +19,7 @@ from dynaplan.gateway.model_routes import ModelRoutes, get_has_side_effects
 from dynaplan.gateway.openai_api import API_PATHS, UNKNOWN_URL, ApiError, ApiPath, not_implemented
 from dynaplan.gateway.passthrough import find_unserved
 from dynaplan.gateway.request_path import RequestPath
-from dynaplan.util.browser_policy import Refusal, is_preflight, preflight_headers
+from dynaplan.util.browser_policy import BrowserRefusal, is_preflight, preflight_headers
 from dynaplan.util.errors import nearest
 from dynaplan.util.http_routes import ALL_METRICS_PATH, LOAD_HISTORY_PATH
 
@@ -50,11 +50,11 @@ The others of a hundred that come at once begin in the next turns, and other str
 """
 
 
-def _refused(refusal: Refusal) -> ApiError:
+def _refused(refusal: BrowserRefusal) -> ApiError:
     return ApiError(refusal.status, refusal.message, kind="permission_error", code=refusal.code)
 
 
-class DeploymentMetrics(Protocol):
+class DeploymentMetricsPort(Protocol):
     """The metrics of the whole deployment, in Prometheus' text format."""
 
     async def read(self, render_own: Callable[[], bytes]) -> bytes:
@@ -72,7 +72,7 @@ class FrontendRoutes:
     answering, and ``/health`` says "draining" with status 503.
     """
 
-    def __init__(self, path: RequestPath, deployment_metrics: DeploymentMetrics | None = None) -> None:
+    def __init__(self, path: RequestPath, deployment_metrics: DeploymentMetricsPort | None = None) -> None:
         self.page: Handler | None = None
         self.model_routes: ModelRoutes | None = None
         self._passage = EnginePathProxy(path, self.handle)

@@ -35,7 +35,7 @@ from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.gateway.reports import Reports
 from dynaplan.gateway.request_path import RequestPath
-from dynaplan.gateway.routes import DeploymentMetrics, FrontendRoutes
+from dynaplan.gateway.routes import DeploymentMetricsPort, FrontendRoutes
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
@@ -84,7 +84,7 @@ def no_page(runtime: WorkerRuntime, settings: FrontendSettings, chat: Handler) -
 async def start_frontend(
     runtime: WorkerRuntime,
     make_page: MakePage = no_page,
-    deployment_metrics: DeploymentMetrics | None = None,
+    deployment_metrics: DeploymentMetricsPort | None = None,
 ) -> None:
     """Serve the OpenAI API at ``DYNAMO_HOST:DYNAMO_PORT`` until the process drains; return when it listens.
 
@@ -108,7 +108,7 @@ class FrontendServer:
         runtime: WorkerRuntime,
         settings: FrontendSettings,
         make_page: MakePage = no_page,
-        deployment_metrics: DeploymentMetrics | None = None,
+        deployment_metrics: DeploymentMetricsPort | None = None,
     ) -> None:
         self._runtime = runtime
         self._settings = settings

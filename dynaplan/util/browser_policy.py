@@ -72,7 +72,7 @@ class HeaderLookup(Protocol):
         ...
 
 
-class Refusal(NamedTuple):
+class BrowserRefusal(NamedTuple):
     """Why a browser's request is not answered: an HTTP status, a short code, and what to do about it."""
 
     status: int
@@ -116,7 +116,7 @@ class BrowserPolicy:
         origin = headers.get("Origin", "")
         return origin if origin and self._is_ours(origin, headers) else ""
 
-    def refuse(self, headers: HeaderLookup, *, is_change: bool) -> Refusal | None:
+    def refuse(self, headers: HeaderLookup, *, is_change: bool) -> BrowserRefusal | None:
         """Return why the request is not answered; None for one that is."""
         if self._has_key:
             return None
@@ -130,14 +130,14 @@ class BrowserPolicy:
                 return _foreign_origin(origin)
             if _has_body(headers) and not _is_structured(headers.get("Content-Type", "")):
                 message = "A request of a web page has a body of the type application/json, and says so."
-                return Refusal(415, "unsupported_media_type", message)
+                return BrowserRefusal(415, "unsupported_media_type", message)
             return None
         is_link = site == "cross-site" and headers.get("Sec-Fetch-Mode", "") == "navigate"
         if site in ("same-origin", "none") or (not is_change and (site == "same-site" or is_link)):
             return None
         return _foreign_origin("another site")
 
-    def host_refusal(self, headers: HeaderLookup) -> Refusal | None:
+    def host_refusal(self, headers: HeaderLookup) -> BrowserRefusal | None:
         """Return why a ``Host`` is refused, as a rebound name: all that is checked of other programs."""
         if self._has_host is None:
             return None
@@ -212,18 +212,18 @@ def _expression(pattern: str) -> str:
     return re.escape(head + separator) + "[^/]*".join(map(re.escape, rest.rstrip("/").split(ANY)))
 
 
-def _foreign_host(host: str) -> Refusal:
+def _foreign_host(host: str) -> BrowserRefusal:
     name = host_name(host)[:100] or "?"
     message = (
         f"{name!r} is no name of this machine, so a web page may have made it lead here. If it is yours: "
         f"--Frontend.allowed-hosts='[\"{name}\"]', or an API key (DYNAPLAN_API_KEY), lets it in."
     )
-    return Refusal(403, "foreign_host", message)
+    return BrowserRefusal(403, "foreign_host", message)
 
 
-def _foreign_origin(origin: str) -> Refusal:
+def _foreign_origin(origin: str) -> BrowserRefusal:
     shown = repr(origin[:100]) if "://" in origin or origin == "null" else origin
     message = f"A web page of {shown} may not use this service without an API key."
     if "://" in origin:
         message += f" If it is yours: --Frontend.allowed-origins='[\"{origin[:100]}\"]' lets it in."
-    return Refusal(403, "foreign_origin", message)
+    return BrowserRefusal(403, "foreign_origin", message)
