@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import warnings
@@ -172,10 +173,9 @@ def runs_in_tensorboard(deployment: Deployment) -> dict[str, set[str]]:
 
 
 def decisions(deployment: Deployment, model: str) -> str:
-    """What `why` says of the model's planner."""
+    """What `why` says of the model's planner: its decisions stand among those of others, in order of time."""
     told = deployment.run("why", "-n", "200").stdout
-    _, _, of_model = told.partition(f"model {model}\n")
-    return of_model.partition("\nmodel ")[0]
+    return "\n".join(re.findall(rf"(?ms)^model {model}\n(.*?)\n\n", f"{told}\n\n"))
 
 
 def _wishes(deployment: Deployment) -> str:
