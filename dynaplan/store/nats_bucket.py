@@ -29,6 +29,7 @@ from dynaplan.store.nats_connection import NatsConnection
 from dynaplan.store.timing import (
     BUCKET_ANSWER_TIMEOUT_S,
     BUCKET_CALL_TIMEOUT_S,
+    BUCKET_CREATE_RETRY_S,
     BUCKET_RECONNECT_POLL_S,
     BUCKET_RECONNECT_S,
     TOMBSTONE_TTL_S,
@@ -46,6 +47,7 @@ T = TypeVar("T")
 BUCKET = "dynaplan"
 MIN_SERVER_VERSION = (2, 12)
 NAME_IN_USE = 10058
+STREAM_NOT_CREATED = 10049
 WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 NOT_ENABLED = frozenset({10039, 10076})
 # The end of a batch of reads, and nothing found.
@@ -212,6 +214,10 @@ class JetStreamRefusal(PermanentError):
     def __init__(self, message: str, code: int = 0, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.code = code
+
+
+class StreamNotCreated(StoreUnavailable):
+    """The stream's files could not be created: a deleted one's are in the way, or the disk is full."""
 
 
 class Conflict(Exception):
@@ -391,13 +397,26 @@ class JetStreamBucket:
             **REQUIRED_CONFIG,
         }
         try:
-            await self._api(client, f"STREAM.CREATE.{self.stream}", config)
+            await self._create(client, config)
         except JetStreamRefusal as error:
             if error.code != NAME_IN_USE:
                 raise
             answer = await self._api(client, f"STREAM.INFO.{self.stream}")
             await self._api(client, f"STREAM.UPDATE.{self.stream}", answer["config"] | REQUIRED_CONFIG)
         self._is_created = True
+
+    async def _create(self, client: Client, config: Document) -> None:
+        """Make the stream, once the server has removed the files of one of this name that was deleted."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + BUCKET_CREATE_RETRY_S
+        while True:
+            try:
+                await self._api(client, f"STREAM.CREATE.{self.stream}", config)
+                return
+            except StreamNotCreated:
+                if loop.time() >= give_up_at:
+                    raise
+            await asyncio.sleep(BUCKET_RECONNECT_POLL_S)
 
     async def _api(self, client: Client, path: str, body: Document | None = None) -> Document:
         from nats.errors import NoRespondersError
@@ -459,6 +478,8 @@ def _parse_answer(message: Msg) -> Document:
         code, text = int(error.get("err_code", 0)), f"JetStream: {error.get('description', error)}"
         if code in NOT_ENABLED:
             raise _no_jetstream_error()
+        if code == STREAM_NOT_CREATED:
+            raise StreamNotCreated(text)
         if int(error.get("code", 0)) >= 500:
             raise StoreUnavailable(text)
         raise JetStreamRefusal(text, code)

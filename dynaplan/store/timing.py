@@ -35,6 +35,8 @@ BUCKET_CALL_TIMEOUT_S, BUCKET_ANSWER_TIMEOUT_S, BUCKET_CONFLICT_RETRY_S = 2.7, 2
 """For a whole call, for one answer, and for attempts where others change the same keys all the time."""
 BUCKET_RECONNECT_S, BUCKET_RECONNECT_POLL_S = 0.5, 0.02
 """How long a call waits for a lost connection, about as long as a restart takes, and how often it checks."""
+BUCKET_CREATE_RETRY_S = 1.5
+"""How long a bucket that cannot be created is tried again: a server removes a deleted one's files sooner."""
 BUCKET_WATCH_RETRY_MAX_S = 1.0
 BUCKET_HEARTBEAT_S = 5.0
 BUCKET_SILENCE_S = 2.5 * BUCKET_HEARTBEAT_S

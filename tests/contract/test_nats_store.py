@@ -260,6 +260,27 @@ async def test_a_bucket_that_is_deleted_is_made_again(nats: Server, store: NatsS
     assert await store.identity() != identity
 
 
+async def test_a_bucket_is_made_again_while_the_files_of_the_deleted_one_are_still_in_the_way(
+    nats: Server, store: NatsStore, bucket: Bucket, runtime_dir: Path
+) -> None:
+    await store.put("k", "v")
+    streams = _streams(runtime_dir)
+    await bucket._js.delete_key_value("dynaplan")
+    _put_a_file_in_place_of(streams)
+    assert await store.get("k") is None
+
+
+def _streams(runtime_dir: Path) -> Path:
+    (stream,) = runtime_dir.rglob("KV_dynaplan")
+    return stream.parent
+
+
+def _put_a_file_in_place_of(streams: Path) -> None:
+    """The server fails once to create a stream then, as while it removes files, and clears the place."""
+    streams.rename(streams.with_name("removed"))
+    streams.write_text("")
+
+
 async def test_a_bucket_that_somebody_has_made_is_given_what_it_lacks(nats: Server, store: NatsStore) -> None:
     environment = nats.environment
     client = await nats_py.connect(environment["NATS_SERVER"], token=environment["NATS_AUTH_TOKEN"])
