@@ -63,12 +63,21 @@ def target_of(url: str, method: str = "POST") -> Target:
     return Target(Origin(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls), line)
 
 
+class Stalled(ConnectionError):
+    """A connection that was broken off here: the process at its other end stands still."""
+
+
 class EngineConnection(asyncio.Protocol):
     """One connection, and the answer that comes over it; ``send`` begins the next one."""
 
-    def __init__(self, batch: StreamBatch) -> None:
+    def __init__(self, batch: StreamBatch, origin: Origin) -> None:
         self._loop = asyncio.get_running_loop()
         self._batch = batch
+        self.origin = origin
+        self.reads = 0
+        self.noted_reads = 0
+        self.is_movable: Callable[[], bool] | None = None
+        """Whether another worker can go on with the answer, should this one stand still."""
         self._transport: asyncio.Transport | None = None
         self._pieces: list[bytes] = []
         self._unread_bytes = 0
@@ -174,6 +183,12 @@ class EngineConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def break_off(self, reason: str) -> None:
+        """End the connection as if the engine had, for this reason."""
+        self._fail(reason, Stalled)
+        if self._transport is not None:
+            self._transport.abort()
+
     async def _send_pieces(self, body: bytes) -> None:
         """Send a large body, for as long as the engine takes it; it may answer before it has all.
 
@@ -196,6 +211,7 @@ class EngineConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
+        self.reads += 1
         sink, batch = self._sink, self._batch
         if sink is not None and batch.gathers:
             batch.add(self, data)
@@ -259,9 +275,9 @@ class EngineConnection(asyncio.Protocol):
         if writer is not None and not writer.done():
             writer.set_result(None)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, kind: type[ConnectionError] = ConnectionError) -> None:
         if self._error is None:
-            self._error = ConnectionError(reason)
+            self._error = kind(reason)
         self.resume_writing()
 
     def _wake(self) -> None:
@@ -306,6 +322,7 @@ class EnginePool:
         self._loop = asyncio.get_running_loop()
         self._idle: dict[Origin, list[EngineConnection]] = {}
         self._used: set[EngineConnection] = set()
+        self._lively: set[Origin] = set()
         self._reaping: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -325,7 +342,10 @@ class EnginePool:
         """Return a new connection; raises OSError or TimeoutError."""
         async with asyncio.timeout(timing.WORKER_CONNECT_TIMEOUT_S):
             _, connection = await self._loop.create_connection(
-                lambda: EngineConnection(self._batch), origin.host, origin.port, ssl=self._context(origin)
+                lambda: EngineConnection(self._batch, origin),
+                origin.host,
+                origin.port,
+                ssl=self._context(origin),
             )
         if self._is_closed:  # meanwhile
             connection.close()
@@ -338,6 +358,10 @@ class EnginePool:
         if connection not in self._used:
             return
         self._used.remove(connection)
+        connection.is_movable = None
+        if connection.reads != connection.noted_reads:
+            connection.noted_reads = connection.reads
+            self._lively.add(origin)
         if not (is_kept and connection.is_reusable):
             connection.close()
             return
@@ -346,6 +370,23 @@ class EnginePool:
         self._idle.setdefault(origin, []).append(connection)
         if self._reaping is None:
             self._reaping = self._loop.call_later(timing.WORKER_KEEP_ALIVE_S, self._reap)
+
+    def silent_origins(self) -> set[Origin]:
+        """Return the addresses with connections in use from which nothing came since the last call."""
+        used, lively = set(), self._lively
+        self._lively = set()
+        for connection in self._used:
+            used.add(connection.origin)
+            if connection.reads != connection.noted_reads:
+                connection.noted_reads = connection.reads
+                lively.add(connection.origin)
+        return used - lively
+
+    def break_off_movable(self, origin: Origin, reason: str) -> None:
+        """Break off the answers from that address with which another worker can go on."""
+        for connection in [each for each in self._used if each.origin == origin]:
+            if connection.is_movable is not None and connection.is_movable():
+                connection.break_off(reason)
 
     def close(self) -> None:
         """Close every connection, and refuse new ones."""

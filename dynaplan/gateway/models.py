@@ -23,6 +23,7 @@ from dynaplan.gateway.ollama_api import LATEST
 from dynaplan.gateway.openai_api import ApiError, Call, nested_too_deep
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
+from dynaplan.gateway.routing.stalled_workers import StalledWorkers
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.models.files.imported_model import MatchRule, RequestFilters
 from dynaplan.models.model import ModelState, ModelStatus
@@ -245,6 +246,7 @@ def on_demand_model(
     prefill: RemotePrefill,
     inputs: FrontendRouterInputs,
     sleeping: SleepingWorkers,
+    stalled: StalledWorkers,
 ) -> FrontendModel:
     """Return a model that is loaded on request, with a router and a queue of its own."""
     queue = ModelQueue(model, shows_lines=is_loopback(settings.host) or bool(settings.api_key))
@@ -256,6 +258,7 @@ def on_demand_model(
         inputs,
         fleet=queue,
         sleeping=sleeping,
+        stalled=stalled,
         limit=own.concurrency_limit or 0,
     )
     return FrontendModel(

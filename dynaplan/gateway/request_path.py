@@ -18,8 +18,8 @@ case stands where it is found, and where it is decided.
     2. *Impossible*: no worker is there in time, the engine has no such field, or no worker may compute the
        prompt. The error is the answer, or the last event of a stream that has begun.
     3. *Refused*: the worker has certainly not begun with the request. Retry elsewhere; it costs nothing.
-    4. *Asleep*: the engine fell asleep over the request. Retry elsewhere; nobody's fault, but the hand-off
-       may be gone.
+    4. *Asleep*: the engine fell asleep over the request, or its worker stands still (``stalled_workers``).
+       Retry elsewhere; nobody's fault, but the hand-off may be gone.
     5. *Died* before the first token. Retry elsewhere, without the hand-off, which works only once. The third
        death is the answer 502, and a request that is known to kill workers is answered 500
        (``poison_requests``).
@@ -136,7 +136,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Asleep:
-    """The engine sleeps, or fell asleep before the first token."""
+    """The engine sleeps, or fell asleep or stood still before the first token."""
 
     reason: str
 
@@ -616,6 +616,7 @@ class Attempt:
                 booking.record_decoded(record.output_tokens)
             return True
 
+        answer.connection.is_movable = lambda: not stream.find_obstacle(record.output_tokens, self._api)
         death: WorkerDied | None = None
         try:
             while events:

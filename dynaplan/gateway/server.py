@@ -38,6 +38,7 @@ from dynaplan.gateway.request_path import RequestPath
 from dynaplan.gateway.routes import DeploymentMetricsPort, FrontendRoutes
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
+from dynaplan.gateway.routing.stalled_workers import StalledWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
 from dynaplan.gateway.stream_batching import StreamBatch
 from dynaplan.gateway.upstream import Upstream
@@ -122,6 +123,7 @@ class FrontendServer:
         self._sleeping = SleepingWorkers(
             runtime.store, runtime.namespace, self._background, runtime.clock.now_s
         )
+        self._stalled = StalledWorkers(self._upstream, self._sleeping, settings.migration_stall_s)
         routing = on_demand_settings(settings) if settings.models else settings
         self._inputs = FrontendRouterInputs(runtime, routing)
         self._router = WorkerRouter(
@@ -131,6 +133,7 @@ class FrontendServer:
             self._inputs,
             fleet=self.fleet,
             sleeping=self._sleeping,
+            stalled=self._stalled,
             metrics=self._metrics.router,
         )
         self.prefill = RemotePrefill(
@@ -159,7 +162,15 @@ class FrontendServer:
         on_demand, discovery = on_demand_settings(settings), self._runtime.discovery
         return FrontendModels(
             [
-                on_demand_model(each, on_demand, discovery, self._prefill_of(each), inputs, self._sleeping)
+                on_demand_model(
+                    each,
+                    on_demand,
+                    discovery,
+                    self._prefill_of(each),
+                    inputs,
+                    self._sleeping,
+                    self._stalled,
+                )
                 for each in settings.models
             ]
             or [only]
@@ -236,6 +247,13 @@ class FrontendServer:
         self._acceptor.start()
         log.info("the OpenAI API is at %s", self._public_url())
         self._runtime.spawn(limited.watch(), "watch connections")
+        self._runtime.spawn(
+            self._stalled.watch(
+                lambda: [each.router.instances for each in self._models.all],
+                lambda instance: not self._path.api_of(instance).is_unknown,
+            ),
+            "watch for workers that stand still",
+        )
         self._runtime.describe(**{ROUTES_TO: self._models.routes_to, PUBLIC_URL: self._public_url()})
         if self._models.are_on_demand:
             self._runtime.spawn(DemandPublisher(self._runtime, self._models.all).run(), "demand for models")

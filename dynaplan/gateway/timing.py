@@ -46,6 +46,18 @@ AVOID_WORKER_S = 0.25
 WORKER_RETURN_S = 60.0
 """Time after the last worker has left, or the frontend has started, in which requests still wait for one."""
 
+STALL_LOOK_S = 0.5
+"""Time between two looks at which workers are silent."""
+
+STALL_SILENT_S = 1.0
+"""Time without a byte from a worker that has requests, after which it is asked whether it lives.
+
+Three steps of the slowest engine that people bear: 3 tokens/s.
+"""
+
+STALL_HEALTH_S = 1.0
+"""Time in which the server of such a worker must answer; a busy one takes some milliseconds."""
+
 WAKE_RETRY_S = 5.0
 """Time after which a worker that still sleeps is asked again to wake."""
 

@@ -8,10 +8,18 @@ elsewhere too, but the deaths are counted, in case that it is the request that k
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from dynaplan.gateway.engine_connections import EngineConnection, EnginePool, Target, target_of
-from dynaplan.gateway.openai_api import JSON_TYPE, out_of_descriptors
+from dynaplan.gateway.engine_connections import (
+    EngineConnection,
+    EnginePool,
+    Origin,
+    Stalled,
+    Target,
+    target_of,
+)
+from dynaplan.gateway.openai_api import JSON_TYPE, ApiError, out_of_descriptors
 from dynaplan.gateway.stream_batching import StreamBatch
 from dynaplan.util.descriptors import descriptor_limit, is_exhausted
 from dynaplan.util.http_routes import NO_TRACE
@@ -101,6 +109,23 @@ class Upstream:
         head = target.line + self._authorization + own.encode("utf-8", "surrogateescape")
         return await self._exchange(await self._connect(target), target, head, body, (), is_kept=False)
 
+    async def is_answering(self, url: str, timeout_s: float) -> bool:
+        """Return whether the server at that address answers ``/health`` in time, whatever it says."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                (await self.forward("GET", f"{url}/health", (), b"", "health")).close()
+        except (TimeoutError, WorkerDied, WorkerRefused, ApiError):
+            return False
+        return True
+
+    def silent_origins(self) -> set[Origin]:
+        """Return the workers' addresses that owe answers, and have sent nothing since the last call."""
+        return self._pool.silent_origins()
+
+    def break_off_movable(self, origin: Origin, reason: str) -> None:
+        """Break off the streams from that address with which another worker can go on: WorkerDied."""
+        self._pool.break_off_movable(origin, reason)
+
     async def close(self) -> None:
         """Close every connection to an engine, and break off the answers on them."""
         self._pool.close()
@@ -153,7 +178,7 @@ class EngineAnswer:
     def __init__(
         self, connection: EngineConnection, pool: EnginePool, target: Target, *, is_kept: bool = True
     ) -> None:
-        self._connection = connection
+        self.connection = connection  # not behind a method: each stream would make one more call
         self._pool = pool
         self._target = target
         self._is_kept = is_kept
@@ -184,13 +209,14 @@ class EngineAnswer:
 
         Those that ``take`` returns True for it has taken: they are not returned. Raises WorkerDied.
         """
-        connection = self._connection
+        connection = self.connection
         if take is not None and not self._held:
             await connection.forward(take)
         try:
             chunk = await connection.read()
         except ConnectionError as error:
-            raise WorkerDied(_reason(error), is_connection_lost=True) from None
+            is_connection_lost = not isinstance(error, Stalled)
+            raise WorkerDied(_reason(error), is_connection_lost=is_connection_lost) from None
         if not self._held and chunk.endswith(b"\n"):
             return chunk
         return await self._complete_lines(chunk)
@@ -209,13 +235,13 @@ class EngineAnswer:
     async def read_some(self) -> bytes:
         """Return what has come since the last call; empty only at the end. Raises WorkerDied."""
         try:
-            return await self._connection.read()
+            return await self.connection.read()
         except ConnectionError as error:
             raise WorkerDied(_reason(error), is_connection_lost=True) from None
 
     def close(self) -> None:
         """Give the connection back if the answer was read to its end, else close it."""
-        self._pool.give_back(self._connection, self._target.origin, is_kept=self._is_kept)
+        self._pool.give_back(self.connection, self._target.origin, is_kept=self._is_kept)
 
 
 def _reason(error: BaseException) -> str:

@@ -200,6 +200,11 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     migration_limit: int = option(
         3, "Times that a stream goes on at another worker when its own has died; 0: it is cut", minimum=0
     )
+    migration_stall_s: float = option(
+        5.0,
+        "Seconds that a worker may stand still, with its streams, until another goes on with them",
+        minimum=0,
+    )
     record_traffic: str | None = option(
         None, "File that the lengths and times of every request are appended to", path=WRITTEN
     )

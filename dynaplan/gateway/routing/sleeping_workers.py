@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineAsleep(Exception):
-    """The engine sleeps, or has fallen asleep over a request: no fault of the request, and no death."""
+    """The engine sleeps, fell asleep over a request, or stands still: no fault of the request, no death."""
 
 
 class _WhileAwake:
@@ -29,25 +29,25 @@ class _WhileAwake:
         self.instance_id = instance_id
         self._waits = waits
         self._task: asyncio.Task[Any] | None = None
-        self._is_broken_off = False
+        self._broken_off = ""
 
     def __enter__(self) -> None:
         self._task = asyncio.current_task()
         self._waits.add(self)
 
-    def break_off(self) -> None:
-        """Cancel the task that runs the block; the block then raises EngineAsleep."""
+    def break_off(self, reason: str) -> None:
+        """Cancel the task that runs the block; the block then raises EngineAsleep with the reason."""
         assert self._task
-        self._is_broken_off = True
+        self._broken_off = reason
         self._task.cancel()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._waits.discard(self)
-        if self._is_broken_off and self._task:
+        if self._broken_off and self._task:
             # As asyncio.timeout does: a cancellation by somebody else, of a client that left, goes on.
             is_only_ours = self._task.uncancel() == 0
             if is_only_ours and kind is asyncio.CancelledError:
-                raise EngineAsleep("its engine fell asleep") from None
+                raise EngineAsleep(self._broken_off) from None
 
 
 class SleepingWorkers:
@@ -84,12 +84,16 @@ class SleepingWorkers:
         self.ids = self._to_sleep.union(self._reasons)
         self._asked_s = {each: s for each, s in self._asked_s.items() if each in self._reasons}
         fell_asleep = frozenset(self._reasons.keys() - before.keys())
-        broken_off = {wait for wait in self._waits if wait.instance_id in fell_asleep}
-        self._waits.difference_update(broken_off)
-        for wait in broken_off:
-            wait.break_off()
+        self.break_off(fell_asleep, "its engine fell asleep")
         for callback in self._callbacks:
             callback(fell_asleep)
+
+    def break_off(self, instance_ids: frozenset[int], reason: str) -> None:
+        """Break off every ``while_awake`` block of these instances."""
+        broken_off = {wait for wait in self._waits if wait.instance_id in instance_ids}
+        self._waits.difference_update(broken_off)
+        for wait in broken_off:
+            wait.break_off(reason)
 
     def follow_orders(self, keys: Mapping[str, str]) -> None:
         """Take over the keys of ``SLEEP``: these instances finish what they answer, and get nothing more."""
@@ -110,7 +114,7 @@ class SleepingWorkers:
         return instance.instance_id in self.ids
 
     def while_awake(self, instance: Instance) -> AbstractContextManager[None]:
-        """Break the ``with`` block off with EngineAsleep as soon as the instance's engine sleeps."""
+        """Break the ``with`` block off with EngineAsleep when the instance's engine sleeps, or stalls."""
         if instance in self:
             raise EngineAsleep("its engine sleeps")
         return _WhileAwake(instance.instance_id, self._waits)

@@ -20,6 +20,7 @@ from dynaplan.gateway.kv_routing.tokenizing import prompt_blocks, token_fault
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker
 from dynaplan.gateway.router_metrics import RouterMetrics
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
+from dynaplan.gateway.routing.stalled_workers import StalledWorkers
 from dynaplan.routing.booking import BookEntry, WorkerBook
 from dynaplan.routing.routing_logic import make_routing_logic
 from dynaplan.store.discovery import Discovery
@@ -87,6 +88,7 @@ class WorkerRouter:
         *,
         fleet: FleetStatus | None = None,
         sleeping: SleepingWorkers | None = None,
+        stalled: StalledWorkers | None = None,
         metrics: RouterMetrics | None = None,
         limit: int = 0,
     ) -> None:
@@ -102,6 +104,7 @@ class WorkerRouter:
         self._metrics = metrics
         self._limit = limit
         self._sleeping = sleeping
+        self._stalled = stalled
         if sleeping:
             sleeping.on_change(lambda fell_asleep: self.wake_waiting())
         self._loop = asyncio.get_running_loop()
@@ -219,6 +222,8 @@ class WorkerRouter:
         ]
         if not usable:
             return None
+        if self._stalled and (stalled := self._stalled.ids):
+            usable = [each for each in usable if each.instance_id not in stalled] or usable
         if not self._prefixes:
             return self._enter(self._choose(usable, {}, 0), NO_BLOCKS, 0)
         overlaps = self._prefixes.overlaps(blocks, self._books, now_s)

@@ -49,7 +49,7 @@ class Wire:
 
 
 def connected(batch: StreamBatch | None = None) -> tuple[EngineConnection, Wire]:
-    connection, wire = EngineConnection(batch or StreamBatch()), Wire()
+    connection, wire = EngineConnection(batch or StreamBatch(), HERE), Wire()
     connection.connection_made(cast(asyncio.Transport, wire))
     return connection, wire
 
