@@ -16,7 +16,12 @@ from dynaplan.cli.imported_models import read_config_file
 from dynaplan.cli.serve_checks import check_settings, locate_models
 from dynaplan.cli.service_options import graph_of_models, model_hint
 from dynaplan.config.frontend import frontends_for
-from dynaplan.config.models import components_of, planned_models, prefill_components_of, with_worker_sections
+from dynaplan.config.model_entries import (
+    components_of,
+    planned_models,
+    prefill_components_of,
+    with_worker_sections,
+)
 from dynaplan.config.overrides import MODELS, Sections
 from dynaplan.graph.config import (
     check_sections,

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dynaplan.config.command_words import COMMAND, read_command, recognise
-from dynaplan.config.models import served_models
+from dynaplan.config.model_entries import models_together, served_models
 from dynaplan.config.service_config import section_options
 from dynaplan.contract.gpus import UNREADABLE, GpuUse, is_unreadable
 from dynaplan.fleet.gpu_devices import available_gpus, uses_reader
-from dynaplan.fleet.model_policies import chosen_gpus, is_memory_known, model_constraints, model_policy
 from dynaplan.fleet.plugin.shared_memory import SharedMemory, read_host_memory
 from dynaplan.graph.model import GraphSpec
 from dynaplan.models.model import Constraints, Device, ModelStatus
+from dynaplan.models.policies import chosen_gpus, is_memory_known, model_constraints, model_policy
 from dynaplan.models.rules.eviction import choose
 from dynaplan.models.rules.memory import Need, chosen_place, free_bytes, gb, need
 from dynaplan.util.errors import ConfigError
@@ -69,7 +69,7 @@ def model_needs(
     return ModelNeeds(
         [need(policy, ModelStatus(name), devices) for name, policy in policies.items()],
         devices,
-        model_constraints(models, config),
+        model_constraints(models, models_together(config)),
         unknown,
         tuple(notes),
     )

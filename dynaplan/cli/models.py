@@ -17,7 +17,7 @@ from dynaplan.cli.models_view import READY, SavedKv, model_rows, model_state, mo
 from dynaplan.cli.options import json_option, namespace_argument, namespace_option
 from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.timing import WORKERS_POLL_S
-from dynaplan.config.models import served_models
+from dynaplan.config.model_entries import served_models
 from dynaplan.contract.model_keys import (
     MODEL_DEMAND,
     ModelDemand,

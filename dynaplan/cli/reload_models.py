@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynaplan.config.models import components_of, planned_models, prefill_components_of
+from dynaplan.config.model_entries import components_of, planned_models, prefill_components_of
 from dynaplan.config.overrides import MODELS, PLANNER, PREFILL
 from dynaplan.config.service_config import COMMON, section_options
 from dynaplan.config.settings.servers import has_no_nats

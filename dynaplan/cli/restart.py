@@ -25,7 +25,7 @@ from dynaplan.cli.scale_counts import (
     write_counts,
 )
 from dynaplan.cli.timing import DRAIN_START_TIMEOUT_S, GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
-from dynaplan.config.models import served_models
+from dynaplan.config.model_entries import served_models
 from dynaplan.contract.holds import Hold, RoleHolds
 from dynaplan.contract.model_orders import change_order
 from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts, scaling_prefix

@@ -72,7 +72,7 @@ def service_config(found: RunningDeployment) -> ServiceConfig:
 
 def refuse_on_demand(found: RunningDeployment) -> None:
     """Raise DeploymentError where models are loaded on request: requests decide on their workers."""
-    from dynaplan.config.models import served_models
+    from dynaplan.config.model_entries import served_models
 
     if served_models(service_config(found)):
         raise DeploymentError(
@@ -86,7 +86,7 @@ def planner_components(found: RunningDeployment) -> dict[str, str]:
 
     If no model has one, the only planner is that of the graph: its model and component are "".
     """
-    from dynaplan.config.models import components_of, planned_models
+    from dynaplan.config.model_entries import components_of, planned_models
     from dynaplan.config.overrides import MODELS
 
     config = service_config(found)

@@ -285,7 +285,7 @@ def configured_planner_settings(found: RunningDeployment) -> PlannerSettings | N
 
     Planners of models that are loaded on request scale each its own.
     """
-    from dynaplan.config.models import planned_models
+    from dynaplan.config.model_entries import planned_models
     from dynaplan.config.planner import settings_of
     from dynaplan.config.service_config import section_options
 

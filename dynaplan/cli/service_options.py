@@ -93,7 +93,7 @@ def file_for(model: str) -> str:
 
 def engine_of_model(model: str) -> str:
     """Return the engine that serves a model which is named without one."""
-    from dynaplan.config.models import engine_for
+    from dynaplan.config.model_entries import engine_for
     from dynaplan.engines.local_models import find_model, is_gguf
 
     path = Path(os.path.expanduser(model))

@@ -182,7 +182,7 @@ def many_models(
     """Return the models of ``--models``, or of a file with a section ``Models``, and which of them may be
     loaded at once; no models where there is neither."""
     from dynaplan.cli.imported_models import read_config_file
-    from dynaplan.config.models import planned_models
+    from dynaplan.config.model_entries import planned_models
     from dynaplan.lab.simulate.many_models import constraints_of, models_of, read_models
     from dynaplan.models.model import NO_CONSTRAINTS
 

@@ -304,7 +304,7 @@ def _model_memory(
 
 def _planned_models(found: RunningDeployment) -> dict[str, dict[str, Any]]:
     """Return component, policy and targets for each model that has a planner of its own, keyed by model."""
-    from dynaplan.config.models import planned_models
+    from dynaplan.config.model_entries import planned_models
     from dynaplan.config.planner import settings_of_models
 
     config = service_config(found)

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from dynaplan.config.frontend import DEADLINE, SECTIONS, configured_deadline, disaggregation_settings_of
-from dynaplan.config.models import planned_models, served_models
+from dynaplan.config.model_entries import planned_models, served_models
 from dynaplan.config.overrides import MODELS
 from dynaplan.config.parallelism import gpus_needed
 from dynaplan.config.service_config import SERVICE_ARGS, ServiceConfig, kebab_keys, section_options

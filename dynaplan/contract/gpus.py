@@ -140,3 +140,34 @@ def by_reason(unusable: Mapping[int, str], inventory: Iterable[Gpu]) -> list[str
         if gpu.index in unusable:
             reasons.setdefault(unusable[gpu.index], []).append(gpu.index)
     return [f"GPU {indices(numbers)}: {why}" for why, numbers in reasons.items()]
+
+
+def visible_gpus(inventory: Sequence[Gpu], mask: str | None) -> tuple[Gpu, ...]:
+    """Return the GPUs that a process with this ``CUDA_VISIBLE_DEVICES`` may use, in the mask's order.
+
+    As the CUDA driver reads it: not set (None) is all; empty is none; an entry is an index or the
+    beginning of a UUID that fits exactly one GPU; the first invalid entry ends the list (``0,-1,1`` is
+    GPU 0); a GPU named twice voids all of it. Source: CUDA C programming guide, "CUDA environment
+    variables", and ``torch.cuda._parse_visible_devices`` for the repetition.
+    """
+    if mask is None:
+        return tuple(inventory)
+    visible: list[Gpu] = []
+    for entry in mask.split(","):
+        gpu = _named(inventory, entry.strip())
+        if gpu is None:
+            break
+        if gpu in visible:
+            return ()
+        visible.append(gpu)
+    return tuple(visible)
+
+
+def _named(inventory: Sequence[Gpu], entry: str) -> Gpu | None:
+    if entry.isdecimal():
+        return next((gpu for gpu in inventory if gpu.index == int(entry)), None)
+    if not entry.startswith(("GPU-", "MIG-")):
+        return None
+    exact = [gpu for gpu in inventory if gpu.uuid == entry]
+    found = exact or [gpu for gpu in inventory if gpu.uuid.startswith(entry)]
+    return found[0] if len(found) == 1 else None

@@ -17,8 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dynaplan.contract.gpus import SIMULATED_UUID, Gpu, GpuActivity, GpuProcess, GpuUse, busy_gpus
-from dynaplan.fleet.rules.allocation import visible_gpus
+from dynaplan.contract.gpus import (
+    SIMULATED_UUID,
+    Gpu,
+    GpuActivity,
+    GpuProcess,
+    GpuUse,
+    busy_gpus,
+    visible_gpus,
+)
 from dynaplan.process.node_directory import node_dir
 from dynaplan.util.errors import CapacityError, ConfigError
 

@@ -15,12 +15,12 @@ from typing import Any
 from dynaplan.config.service_config import CONFIG_VARIABLE
 from dynaplan.fleet import WORKER_PROGRAM
 from dynaplan.fleet.launch import Launch
-from dynaplan.fleet.model_policies import chosen_gpus
 from dynaplan.fleet.rules.allocation import worker_environment
-from dynaplan.fleet.rules.gpu_words import MASK
 from dynaplan.fleet.servers import ServerSpec
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec
+from dynaplan.models.gpu_words import MASK
+from dynaplan.models.policies import chosen_gpus
 from dynaplan.process.guard import guard_command
 
 

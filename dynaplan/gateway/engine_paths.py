@@ -25,9 +25,9 @@ from msgspec.structs import replace
 
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.forms import FORM_TYPE
+from dynaplan.gateway.frontend_models import FrontendModel, FrontendModels
 from dynaplan.gateway.http_messages import Request, Response, WholeBody
 from dynaplan.gateway.model_queue import LOAD_ONLY_CALL
-from dynaplan.gateway.models import FrontendModel, FrontendModels
 from dynaplan.gateway.openai_api import (
     API_PATHS,
     ApiError,

@@ -20,9 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dynaplan.gateway import model_management
+from dynaplan.gateway import model_documents
+from dynaplan.gateway.frontend_models import FrontendModel, FrontendModels
 from dynaplan.gateway.http_messages import Request, Response
-from dynaplan.gateway.models import FrontendModel, FrontendModels
 from dynaplan.gateway.openai_api import ApiError
 from dynaplan.gateway.reports import Reports
 from dynaplan.gateway.request_path import RequestPath
@@ -127,7 +127,7 @@ class LlamaSwapApi:
                 "id": each.name,
                 "name": each.display_name,
                 "description": each.description,
-                "state": model_management.LLAMA_SWAP_STATE.get(each.status.state, "stopped"),
+                "state": model_documents.LLAMA_SWAP_STATE.get(each.status.state, "stopped"),
                 "unlisted": each.is_unlisted,
                 "peerID": "",
                 "aliases": list(each.aliases),

@@ -41,7 +41,7 @@ from dynaplan.store.model import Transaction
 from dynaplan.util.errors import PermanentError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from dynaplan.gateway.models import FrontendModel
+    from dynaplan.gateway.frontend_models import FrontendModel
     from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """The paths by which clients see and move models: llama.cpp's, llama-swap's, and Ollama's API.
 
-``model_management`` and ``ollama_api`` have their documents; here they meet the frontend's requests. All of
+``model_documents`` and ``ollama_api`` have their documents; here they meet the frontend's requests. All of
 them ask for the API key where one is set. A request in Ollama's words goes through the request path as one in
 OpenAI's: its answer is translated on its way to the client by ``OllamaConnection``.
 """
@@ -18,15 +18,15 @@ from msgspec.structs import replace
 
 from dynaplan.contract.model_orders import change_order, load_order, unload_order
 from dynaplan.engines.model_facts import ModelFacts, model_path, read_facts
-from dynaplan.gateway import llama_swap_api, model_management, ollama_api
+from dynaplan.gateway import llama_swap_api, model_documents, ollama_api
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.engine_paths import Completions, EnginePathProxy
 from dynaplan.gateway.error_forms import message_of, sentence_of
+from dynaplan.gateway.frontend_models import FrontendModel
 from dynaplan.gateway.http_messages import Answering, Request, Response, WholeBody
 from dynaplan.gateway.llama_swap_api import LlamaSwapApi
-from dynaplan.gateway.model_management import RunningModel
-from dynaplan.gateway.models import FrontendModel
+from dynaplan.gateway.model_documents import RunningModel
 from dynaplan.gateway.ollama_api import OllamaModel, Translation
 from dynaplan.gateway.openai_api import CONTEXT_CODE, ApiError, bad_request, parse_object
 from dynaplan.gateway.request_bodies import MAX_INLINE_PARSE_BYTES, BodyShare
@@ -116,7 +116,7 @@ class ModelRoutes:
     async def _list(self, request: Request) -> Response:
         self._check_key(request)
         data = [
-            model_management.model_entry(each.status, each.aliases, self._created_s, each.shown())
+            model_documents.model_entry(each.status, each.aliases, self._created_s, each.shown())
             for each in self._models.all
             if not each.is_unlisted
         ]
@@ -124,7 +124,7 @@ class ModelRoutes:
 
     async def _running(self, request: Request) -> Response:
         self._check_key(request)
-        return Response.json(model_management.running_document(map(_running, self._models.all)))
+        return Response.json(model_documents.running_document(map(_running, self._models.all)))
 
     async def _load(self, request: Request) -> Response:
         model = self._models.find(str((await self._document(request)).get("model") or ""))
@@ -176,11 +176,11 @@ class ModelRoutes:
         connection = request.connection
         connection.start_stream(request, _STREAM)
         before = [each.status for each in self._models.all]
-        await connection.write(model_management.change_events([], before))
+        await connection.write(model_documents.change_events([], before))
         while True:
             await asyncio.sleep(EVENTS_POLL_S)
             after = [each.status for each in self._models.all]
-            if events := model_management.change_events(before, after):
+            if events := model_documents.change_events(before, after):
                 await connection.write(events)
             before = after
 
@@ -200,7 +200,7 @@ class ModelRoutes:
 
     async def _ps(self, request: Request) -> Response:
         self._check_key(request)
-        words = model_management.LLAMA_CPP_STATUS
+        words = model_documents.LLAMA_CPP_STATUS
         loaded = [each for each in self._models.all if words[each.status.state] in ("loaded", "loading")]
         named = [(name, each) for each in loaded for name in _own(each)]
         return Response.json(ollama_api.ps_document(await self._describe(named)))

@@ -53,8 +53,8 @@ from dynaplan.gateway.client import Client, WholeAnswer
 from dynaplan.gateway.engine_answers import Failure, PassingTokens, Usage, count_tokens
 from dynaplan.gateway.error_forms import as_event, error_event, has_openai_form, translated
 from dynaplan.gateway.forms import read_form
+from dynaplan.gateway.frontend_models import NO_FILTERS, FrontendModel, FrontendModels
 from dynaplan.gateway.migration import MigratableStream, UnreadPages
-from dynaplan.gateway.models import NO_FILTERS, FrontendModel, FrontendModels
 from dynaplan.gateway.openai_api import (
     NO_BLOCKS,
     UNKNOWN_URL,

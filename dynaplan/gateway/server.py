@@ -24,13 +24,18 @@ from dynaplan.contract.store_keys import fleet_key
 from dynaplan.gateway import timing
 from dynaplan.gateway.admission import Admission
 from dynaplan.gateway.client_connection import Handler, HttpServer
+from dynaplan.gateway.frontend_models import (
+    FrontendModel,
+    FrontendModels,
+    on_demand_model,
+    on_demand_settings,
+)
 from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
 from dynaplan.gateway.llama_swap_api import LlamaSwapApi
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.model_queue import DemandPublisher
 from dynaplan.gateway.model_routes import ModelRoutes
-from dynaplan.gateway.models import FrontendModel, FrontendModels, on_demand_model, on_demand_settings
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.gateway.reports import Reports

@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any
 
 from dynaplan.config.frontend import AUTO
-from dynaplan.config.models import OPTIONS_OF_ENTRIES, models_together, served_models
+from dynaplan.config.model_entries import OPTIONS_OF_ENTRIES, models_together, served_models
 from dynaplan.config.overrides import (
     MODEL_SETS,
     MODELS,

@@ -130,6 +130,26 @@ class Worker:
         is_numbered = separator and suffix.startswith("_") and suffix[1:].isdecimal()
         return int(suffix[1:]) if is_numbered else 0
 
+    @property
+    def failed_memory_bytes(self) -> int:
+        """The memory with which its load failed; 0 if it has not failed for lack of memory."""
+        begin, _, rest = self.reason.partition(f"{OUT_OF_MEMORY_REASON}: ")
+        number = rest.partition(" ")[0]
+        return int(number) if not begin and self.state is WorkerState.FAILED and number.isdecimal() else 0
+
+    @property
+    def last_lines(self) -> str:
+        """The last lines of its log, once it has failed: those of its engine, where they are there."""
+        lines = self.reason.partition("\n")[2] if self.state is WorkerState.FAILED else ""
+        return lines.rpartition(f"{LAST_LINES_FOLLOW}\n")[2]
+
+
+OUT_OF_MEMORY_REASON = "it was given too little memory"
+"""The beginning of the ``reason`` of a worker that ran out of memory; ``failed_memory_bytes`` parses it."""
+
+LAST_LINES_FOLLOW = "its last lines:"
+"""What stands in a worker's log before the last lines of its engine."""
+
 
 def worker_name(namespace: str, component: str, index: int) -> str:
     """Return the name of a component's worker and its watcher; the base worker, index 0, has no number."""

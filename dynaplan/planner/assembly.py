@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.config import certificates
-from dynaplan.config.models import components_of
+from dynaplan.config.model_entries import components_of
 from dynaplan.config.overrides import MODELS
 from dynaplan.config.planner import settings_in_graph, settings_of_models
 from dynaplan.config.service_config import ServiceConfig

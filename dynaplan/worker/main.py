@@ -223,7 +223,7 @@ def _is_public(service: Service[Any]) -> bool:
 
 
 def _service(options: Mapping[str, str]) -> Service[Any]:
-    from dynaplan.config.models import components_of, planned_models, prefill_components_of
+    from dynaplan.config.model_entries import components_of, planned_models, prefill_components_of
     from dynaplan.config.overrides import MODELS
     from dynaplan.config.service_config import ServiceConfig
     from dynaplan.graph.loading import load_graph

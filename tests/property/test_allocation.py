@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.contract.gpus import Gpu
-from dynaplan.fleet.rules.allocation import check_fits, choose_gpus, visible_gpus
+from dynaplan.contract.gpus import Gpu, visible_gpus
+from dynaplan.fleet.rules.allocation import check_fits, choose_gpus
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.util.errors import CapacityError

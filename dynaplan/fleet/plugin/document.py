@@ -9,10 +9,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from dynaplan.config.settings.servers import server_addresses
+from dynaplan.contract.gpus import visible_gpus
 from dynaplan.fleet.circus_client import CircusClient
 from dynaplan.fleet.launch import CurrentLaunch, Launch
-from dynaplan.fleet.rules.allocation import visible_gpus
-from dynaplan.fleet.rules.models import Learnt
 from dynaplan.fleet.rules.restarting import after_process_ended
 from dynaplan.fleet.rules.statefile import (
     Deployment,
@@ -34,6 +33,7 @@ from dynaplan.fleet.statefile_store import DocumentStore
 from dynaplan.fleet.watchers import worker_watcher
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.graph.model import ServiceSpec
+from dynaplan.models.workers import Learnt
 from dynaplan.process.ports import Processes
 from dynaplan.util.errors import DynaplanError, StatefileCorrupt, StatefileUnwritable
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from dynaplan.config.models import served_models
+from dynaplan.config.model_entries import models_together, served_models
 from dynaplan.config.planner import settings_of_models
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.config.settings.worker import engine_of
@@ -31,7 +31,6 @@ from dynaplan.contract.model_keys import (
     Refusal,
 )
 from dynaplan.fleet.launch import Launch
-from dynaplan.fleet.model_policies import model_constraints, model_policy
 from dynaplan.fleet.plugin.shared_memory import (
     ReadHost,
     SharedDevices,
@@ -39,19 +38,6 @@ from dynaplan.fleet.plugin.shared_memory import (
     is_in_memory,
     read_host_memory,
 )
-from dynaplan.fleet.rules.models import (
-    NO_MODELS,
-    NOTHING_LEARNT,
-    DesiredModels,
-    Learnt,
-    Moment,
-    Sleepers,
-    desired_models,
-    learn_ready,
-    model_status,
-    workers_of,
-)
-from dynaplan.fleet.rules.restarting import failed_memory_bytes
 from dynaplan.fleet.startup_times import StartupTimes, median_startup_s, startup_key
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
 from dynaplan.models.model import (
@@ -66,11 +52,24 @@ from dynaplan.models.model import (
     Plan,
     Refuse,
 )
+from dynaplan.models.policies import model_constraints, model_policy
 from dynaplan.models.rules.ladder import failed_sleep, idle_until_s
 from dynaplan.models.rules.memory import gb, level_of
 from dynaplan.models.rules.planning import plan
 from dynaplan.models.rules.replicas import as_replica, prefill_pool_name, replica_name, wanted_workers
 from dynaplan.models.rules.turns import DEMAND_PAUSE_S
+from dynaplan.models.sleepers import Sleepers
+from dynaplan.models.workers import (
+    NO_MODELS,
+    NOTHING_LEARNT,
+    DesiredModels,
+    Learnt,
+    Moment,
+    desired_models,
+    learn_ready,
+    model_status,
+    workers_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +184,7 @@ class ModelManager:
         )
         self._settings = ModelPolicies(
             {each.name: self._policy_of(each) for each in self._models},
-            model_constraints(self._models, launch.config),
+            model_constraints(self._models, models_together(launch.config)),
         )
 
     @property
@@ -432,7 +431,7 @@ class ModelManager:
     def _learn_too_little(self, pool: str, worker: Worker | None) -> Learnt:
         """Return what was learnt of the pool; of a load that lacked memory, how much was too little."""
         learnt = self.learnt.get(pool, NOTHING_LEARNT)
-        given = failed_memory_bytes(worker) if worker else 0
+        given = worker.failed_memory_bytes if worker else 0
         if given > learnt.failed_memory_bytes:
             learnt = self.learnt[pool] = replace(learnt, failed_memory_bytes=given)
         return learnt

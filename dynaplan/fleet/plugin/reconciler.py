@@ -47,7 +47,6 @@ from dynaplan.fleet.plugin.pending_workers import PendingWorkers
 from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.fleet.plugin.termination import Termination
-from dynaplan.fleet.rules.models import NO_MODELS, DesiredModels, Moment
 from dynaplan.fleet.rules.observing import (
     World,
     desired_workers,
@@ -70,6 +69,7 @@ from dynaplan.fleet.rules.restarting import after_exit
 from dynaplan.fleet.startup_times import startup_key
 from dynaplan.fleet.watchers import worker_watcher
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
+from dynaplan.models.workers import NO_MODELS, DesiredModels, Moment
 from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import DynaplanError, StatefileUnwritable

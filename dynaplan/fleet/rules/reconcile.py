@@ -17,9 +17,9 @@ from typing import Any
 
 from dynaplan.contract.gpus import Gpu, by_reason
 from dynaplan.fleet.rules.allocation import choose_gpus
-from dynaplan.fleet.rules.models import NO_MODELS, DesiredModels
 from dynaplan.graph.lifecycle import COUNTS, HOLDS_GPUS, Role, Worker, WorkerState, worker_name
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.models.workers import NO_MODELS, DesiredModels
 from dynaplan.util.documents import number_field, text_field
 
 Fleet = tuple[Worker, ...]

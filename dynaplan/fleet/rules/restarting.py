@@ -6,7 +6,13 @@ import signal
 from dataclasses import dataclass, replace
 from zlib import crc32
 
-from dynaplan.graph.lifecycle import EXIT_CANNOT_START, EXIT_PROGRAM_ENDED, Worker, WorkerState
+from dynaplan.graph.lifecycle import (
+    EXIT_CANNOT_START,
+    EXIT_PROGRAM_ENDED,
+    OUT_OF_MEMORY_REASON,
+    Worker,
+    WorkerState,
+)
 
 
 @dataclass(frozen=True)
@@ -97,9 +103,6 @@ def after_exit(
     return waiting.moved(WorkerState.BACKOFF, now_s, reason)
 
 
-OUT_OF_MEMORY_REASON = "it was given too little memory"
-"""The beginning of the ``reason`` of a worker that ran out of memory; ``failed_memory_bytes`` parses it."""
-
 _OUT_OF_MEMORY_LINES = (
     "out of memory",
     "outofmemory",
@@ -118,29 +121,12 @@ def shows_out_of_memory(last_lines: str) -> bool:
     return any(words in text for words in _OUT_OF_MEMORY_LINES)
 
 
-LAST_LINES_FOLLOW = "its last lines:"
-"""What stands in a worker's log before the last lines of its engine."""
-
-
-def last_lines_of(worker: Worker) -> str:
-    """Return the last lines of a failed worker's log: those of its engine, where they are there."""
-    lines = worker.reason.partition("\n")[2]
-    return lines.rpartition(f"{LAST_LINES_FOLLOW}\n")[2]
-
-
 def after_out_of_memory(worker: Worker, now_s: float) -> Worker:
     """Return the worker as failed for lack of memory: it is not started on the same GPUs again."""
     failed = _released(
         worker, WorkerState.FAILED, now_s, f"{OUT_OF_MEMORY_REASON}: {worker.memory_bytes} bytes"
     )
     return replace(failed, failures=worker.failures + 1, retry_at_s=now_s)
-
-
-def failed_memory_bytes(worker: Worker) -> int:
-    """Return the memory with which a worker's load failed; 0 if it has not failed for lack of memory."""
-    begin, _, rest = worker.reason.partition(f"{OUT_OF_MEMORY_REASON}: ")
-    number = rest.partition(" ")[0]
-    return int(number) if not begin and worker.state is WorkerState.FAILED and number.isdecimal() else 0
 
 
 def after_process_ended(worker: Worker, now_s: float) -> Worker:

@@ -18,9 +18,9 @@ from typing import Any
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.rules.allocation import worker_environment
-from dynaplan.fleet.rules.models import Learnt
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState, worker_name
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.models.workers import Learnt
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.documents import MAX_WHOLE
 from dynaplan.util.errors import StatefileCorrupt

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dynaplan.config.models import served_models, with_worker_sections
+from dynaplan.config.model_entries import models_together, served_models, with_worker_sections
 from dynaplan.config.overrides import Sections
 from dynaplan.config.planner import gpus_of_worker
 from dynaplan.contract.gpus import Gpu
-from dynaplan.fleet.model_policies import is_memory_known, model_constraints, model_policy
 from dynaplan.models.model import NO_CONSTRAINTS, Constraints, Device, ModelPolicy, ModelStatus
+from dynaplan.models.policies import is_memory_known, model_constraints, model_policy
 from dynaplan.models.rules.memory import GB, load_s
 from dynaplan.simulation.many_models.box import SimulatedModel
 from dynaplan.simulation.many_models.call_chains import (
@@ -108,7 +108,7 @@ def models_of(config: Sections, gpu_memory_bytes: int) -> dict[str, SimulatedMod
 
 def constraints_of(config: Sections) -> Constraints:
     """Return which models may be loaded at once by the owner's word, beside memory."""
-    return model_constraints(served_models(config), config)
+    return model_constraints(served_models(config), models_together(config))
 
 
 def run_comparison(options: ManyModels) -> list[BoxOutcome]:

@@ -10,7 +10,7 @@ from dynaplan.cli import imported_models
 from dynaplan.cli.imported_models import imported_file, read_config_file
 from dynaplan.cli.serve import warn
 from dynaplan.cli.service_options import is_models_file, models_overrides
-from dynaplan.config.models import components_of
+from dynaplan.config.model_entries import components_of
 from dynaplan.config.overrides import Sections, parse_overrides
 from dynaplan.engines.command import check
 from dynaplan.engines.llamacpp.engine import check as check_llamacpp

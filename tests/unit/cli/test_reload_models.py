@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dynaplan.cli.reload_models import ModelChanges, check_prefill_queue, model_changes
-from dynaplan.config.models import with_worker_sections
+from dynaplan.config.model_entries import with_worker_sections
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.util.errors import ConfigError

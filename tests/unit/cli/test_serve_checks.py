@@ -11,7 +11,7 @@ import pytest
 import graphs
 from dynaplan.cli.main import main
 from dynaplan.cli.serve_checks import check_memory, check_settings, locate_models
-from dynaplan.config.models import with_worker_sections
+from dynaplan.config.model_entries import with_worker_sections
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.contract.gpus import Gpu
 from dynaplan.engines import registry

@@ -19,7 +19,7 @@ from dynaplan.config.frontend import (
     read_settings,
     routes_by_events,
 )
-from dynaplan.config.models import served_models, with_worker_sections
+from dynaplan.config.model_entries import served_models, with_worker_sections
 from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig
 from dynaplan.config.settings.frontend import DisaggregationSettings, FrontendSettings
 from dynaplan.util.errors import ConfigError

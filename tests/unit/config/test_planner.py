@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.config.models import with_worker_sections
+from dynaplan.config.model_entries import with_worker_sections
 from dynaplan.config.planner import settings_in_graph, settings_of_models
 from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig
 from dynaplan.config.settings.planner import PlannerSettings

@@ -17,9 +17,9 @@ from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.reconciler import Reconciler
 from dynaplan.fleet.plugin.shared_memory import HostMemory
 from dynaplan.fleet.plugin.termination import Termination
-from dynaplan.fleet.rules.models import Learnt
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.models.workers import Learnt
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.memory import BoxMemory
 from dynaplan.process.worker_memory import HeldMemory

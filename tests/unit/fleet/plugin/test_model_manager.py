@@ -15,10 +15,10 @@ from dynaplan.engines.llamacpp.saved_slots import SavedSlot, saved_in
 from dynaplan.fleet.plugin import model_manager
 from dynaplan.fleet.plugin.gpu_availability import GpuMemory
 from dynaplan.fleet.plugin.model_manager import ModelManager
-from dynaplan.fleet.rules.models import Learnt
 from dynaplan.graph.lifecycle import Role, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.models.rules.draft import SHRINK_AFTER_S
+from dynaplan.models.workers import Learnt
 from dynaplan.process.memory import BoxMemory
 from tests.unit.fleet.plugin.box import Box
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.contract.gpus import Gpu
-from dynaplan.fleet.rules.allocation import check_fits, choose_gpus, gpu_map, visible_gpus, worker_environment
+from dynaplan.contract.gpus import Gpu, visible_gpus
+from dynaplan.fleet.rules.allocation import check_fits, choose_gpus, gpu_map, worker_environment
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import ServiceSpec
 from dynaplan.util.errors import CapacityError, ConfigError

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from dynaplan.contract.gpus import Gpu
-from dynaplan.fleet.rules.models import Learnt
 from dynaplan.fleet.rules.statefile import (
     Deployment,
     arbiter_of,
@@ -36,6 +35,7 @@ from dynaplan.fleet.rules.statefile import (
 from dynaplan.fleet.statefile_store import NamespaceLock, StatefileStore, state_dir, statefile_path
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import ServiceSpec
+from dynaplan.models.workers import Learnt
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.errors import DeploymentError, StatefileCorrupt, StatefileUnwritable
 from dynaplan.util.masking import MASK, looks_secret, mask_secrets

@@ -17,7 +17,7 @@ from msgspec import structs
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
-from dynaplan.gateway.model_management import LLAMA_CPP_STATUS
+from dynaplan.gateway.model_documents import LLAMA_CPP_STATUS
 from dynaplan.gateway.model_queue import ModelQueue
 from dynaplan.gateway.ollama_api import LATEST
 from dynaplan.gateway.openai_api import ApiError, Call, nested_too_deep

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from dynaplan.gateway.model_management import (
+from dynaplan.gateway.model_documents import (
     LLAMA_CPP_STATUS,
     RunningModel,
     change_events,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dynaplan.fleet.rules.models import ASSUMED_WAKING_S, Sleepers
 from dynaplan.models.model import ModelState
+from dynaplan.models.sleepers import ASSUMED_WAKING_S, Sleepers
 from tests.unit.fleet.rules.graphs import worker
 
 WORKER = replace(worker("ant"), instance_id=7)

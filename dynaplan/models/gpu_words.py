@@ -26,8 +26,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dynaplan.contract.gpus import Gpu
-from dynaplan.fleet.rules.allocation import visible_gpus
+from dynaplan.contract.gpus import Gpu, visible_gpus
 
 MASK = "CUDA_VISIBLE_DEVICES"
 CONTAINER_MASK = "NVIDIA_VISIBLE_DEVICES"

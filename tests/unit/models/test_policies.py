@@ -6,8 +6,8 @@ from typing import Any
 
 from dynaplan.config.settings.models import OnDemandSettings
 from dynaplan.contract.gpus import Gpu
-from dynaplan.fleet.model_policies import model_policy
 from dynaplan.models.model import Device, ModelPolicy, ModelStatus
+from dynaplan.models.policies import model_policy
 from dynaplan.models.rules.eviction import choose
 from dynaplan.models.rules.memory import need, promise
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.config.models import (
+from dynaplan.config.model_entries import (
     components_of,
     prefill_components_of,
     served_models,

@@ -9,22 +9,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from dynaplan.config.command_words import effective_options, words_of
-from dynaplan.config.models import models_together
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.contract.gpus import Gpu
-from dynaplan.fleet.rules.gpu_words import GPU_OPTIONS, OwnersGpus, owners_gpus
+from dynaplan.models.gpu_words import GPU_OPTIONS, OwnersGpus, owners_gpus
 from dynaplan.models.model import Constraints, ModelPolicy, SleepLevel
 
 NO_VARIABLES: Mapping[str, str] = {}
 
 
-def model_constraints(
-    models: Iterable[ServedModel], config: Mapping[str, Mapping[str, object]]
-) -> Constraints:
+def model_constraints(models: Iterable[ServedModel], together: tuple[frozenset[str], ...]) -> Constraints:
     """Return which of the models may be loaded at once by the owner's word, beside memory."""
     leaves = {each.name: frozenset(each.settings.not_beside or ()) for each in models}
-    return Constraints({name: gone for name, gone in leaves.items() if gone}, models_together(config))
+    return Constraints({name: gone for name, gone in leaves.items() if gone}, together)
 
 
 def chosen_gpus(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from dynaplan.contract.gpus import Gpu
-from dynaplan.fleet.rules.gpu_words import OwnersGpus, owners_gpus
+from dynaplan.models.gpu_words import OwnersGpus, owners_gpus
 
 BOX = [Gpu(index, f"GPU-{index}{index}-uuid", memory_bytes=24 * 2**30) for index in range(4)]
 

@@ -7,7 +7,11 @@ import math
 import pytest
 
 from dynaplan.contract.model_keys import NO_ORDER, ModelDemand, ModelOrder
-from dynaplan.fleet.rules.models import (
+from dynaplan.fleet.rules.reconcile import reconcile
+from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.models.model import HOST, Load, ModelState, Plan, Unload
+from dynaplan.models.workers import (
     NOTHING_LEARNT,
     Learnt,
     Moment,
@@ -16,10 +20,6 @@ from dynaplan.fleet.rules.models import (
     model_status,
     workers_of,
 )
-from dynaplan.fleet.rules.reconcile import reconcile
-from dynaplan.graph.lifecycle import Role, Worker, WorkerState
-from dynaplan.graph.model import GraphSpec, ServiceSpec
-from dynaplan.models.model import HOST, Load, ModelState, Plan, Unload
 from tests.unit.fleet.rules.graphs import box
 
 NOW = Moment(1000.0, 1_800_000_000.0)
