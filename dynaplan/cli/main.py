@@ -28,6 +28,7 @@ COMMAND_GROUPS: Mapping[str, Table] = {
         "serve": ("serve", "Run a graph until Ctrl-C."),
         "stop": ("stop", "End the deployment in order."),
         "pull": ("pull", "Fetch a small model to serve."),
+        "init": ("init", "Write a file of this box's models that starts."),
         "doctor": ("doctor", "Say what this box has and lacks."),
     },
     "Watch": {
