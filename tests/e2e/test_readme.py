@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -44,8 +45,12 @@ LOAD, DECISION = "dynaplan bench", "dynaplan why --changes"
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
+def shell(tmp_path: Path, tiny_gguf: Path) -> Iterator[Shell]:
+    """The shell of a user who has fetched one model, by llama.cpp's ``-hf``."""
     shell = Shell(tmp_path)
+    models = tmp_path / ".cache" / "llama.cpp"
+    models.mkdir(parents=True)
+    shutil.copy(tiny_gguf, models / "owner_tiny_tiny.gguf")
     yield shell
     shell.close()
 
