@@ -186,10 +186,11 @@ def gpus() -> Iterator[Finding]:
 def engines() -> Iterator[Finding]:
     """Check which engines can run here."""
 
-    from dynaplan.engines.requirements import REQUIREMENTS, find_installation
+    from dynaplan.engines.registry import ENGINES, engine_kind
 
-    found = {name: find_installation(name) for name in REQUIREMENTS}
-    for name, requirement in REQUIREMENTS.items():
+    requirements = {name: need for name in ENGINES if (need := engine_kind(name).requirement)}
+    found = {name: requirement.find() for name, requirement in requirements.items()}
+    for name, requirement in requirements.items():
         if found[name]:
             yield Finding(Level.OK, f"engine {name}", f"is here: {found[name]}")
         else:

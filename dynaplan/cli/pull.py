@@ -19,7 +19,7 @@ def command(name: str | None) -> None:
 
     pip downloads it, so pip's own settings say where it comes from.
     """
-    from dynaplan.engines.requirements import REQUIREMENTS
+    from dynaplan.engines.llamacpp.launch_line import KIND as LLAMACPP
 
     if name is None:
         click.echo(_list())
@@ -39,7 +39,7 @@ def command(name: str | None) -> None:
     path = pull(model, models_dir(os.environ))
     click.echo(f"{path}\nsha256 {model.sha256}: as published")
     if not importlib.util.find_spec("xllamacpp"):
-        click.echo(f"It needs llama.cpp:  pip install '{REQUIREMENTS['llamacpp'].package}'")
+        click.echo(f"It needs llama.cpp:  pip install '{LLAMACPP.requirement.package}'")
     click.echo(f"Serve it:  dynaplan serve {name}")
 
 

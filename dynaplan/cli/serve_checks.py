@@ -106,7 +106,7 @@ def _check_pair(decode: ServiceSpec, prefill: ServiceSpec, config: Sections) -> 
     both = [section_options(config, each.name) for each in (decode, prefill)]
     engines = {engine_of(options) for options in both}
     real = sorted(engines - {SIMULATED})
-    if not real or not engines <= set(registry.ENGINES):
+    if not real or not all(map(registry.find_engine, engines)):
         return
     for key in matching_options(real[0]):
         values = [engine_of(options) if key == "engine" else options.get(key) for options in both]

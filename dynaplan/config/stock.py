@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dynaplan.config.settings.fields import Option, Options, Settings, Size, option, options_of
+from dynaplan.config.settings.fields import REAL_ENGINES, Option, Options, Settings, Size, option, options_of
 from dynaplan.config.settings.frontend import (
     ComponentSettings,
     DisaggregationSettings,
@@ -21,6 +21,7 @@ from dynaplan.config.settings.frontend import (
 )
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.worker import (
+    SIMULATED,
     CommandSettings,
     EngineOptions,
     ModelSettings,
@@ -227,4 +228,8 @@ def removed_from(engine: str) -> dict[str, str]:
 
 def matching_options(engine: str) -> tuple[str, ...]:
     """Options that decode and prefill workers of this engine must have in common."""
-    return tuple(name for name, each in WORKER.items() if engine in each.must_match)
+    return tuple(
+        name
+        for name, each in WORKER.items()
+        if engine in each.must_match or (each.must_match == REAL_ENGINES and engine != SIMULATED)
+    )

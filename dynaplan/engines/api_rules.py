@@ -1,7 +1,8 @@
 """The part of an engine's API that a frontend must know: fields of requests with bounds, signs of a death.
 
-Each engine declares its own as data (``engine_apis.py``). A field that is not bounded may cost an
-engine its life or its other requests their time; see the lists for what was seen to do so.
+Each engine's module has its own as data: a list of what is refused or bounded, because the engine was seen
+to end or to stand still over it. Every other field is the engine's own affair: it reads, refuses or ignores
+it, as it does without a frontend before it.
 """
 
 from __future__ import annotations
@@ -257,3 +258,33 @@ def _is_small(value: Any, max_depth: int, max_values: int, max_repetitions: int)
 
 def _is_above(value: Any, maximum: int) -> bool:
     return isinstance(value, int | float) and not value <= maximum
+
+
+MAX_ANSWERS = 128
+"""OpenAI's own limit of ``n``."""
+
+MAX_LOGPROBS = 100
+"""Alternatives per token; OpenAI has 20."""
+
+SCHEMA = schema(max_depth=64, max_values=5_000, max_repetitions=5_000)
+"""llama.cpp took 7 s for ``maxItems: 100000`` and 18 s for 5000 properties (2026.10)."""
+
+TOOLS = schema(max_depth=64, max_values=50_000, max_repetitions=MAX_REPETITIONS)
+"""The schemas of all tools together; an agent has dozens."""
+
+BOUNDED_FIELDS: Mapping[str, FieldRule] = {
+    "n": integer(1, MAX_ANSWERS),
+    "best_of": integer(1, MAX_ANSWERS),
+    "logprobs": integer_or_boolean(0, MAX_LOGPROBS),
+    "top_logprobs": integer(0, MAX_LOGPROBS),
+    "stop": strings(64, 4096),
+    "logit_bias": biases(4096, 10_000),
+    "response_format": SCHEMA,
+    "tools": TOOLS,
+    "functions": TOOLS,
+}
+"""Bounds for every engine. SGLang ends for ``top_logprobs`` above its vocabulary (sgl-project/sglang#40076),
+and takes 22 GB for ``n: 5000000`` (sgl-project/sglang#36856)."""
+
+ANSWER_SCHEMAS: Mapping[str, FieldRule] = {"text": SCHEMA, "output_config": SCHEMA}
+"""The fields of ``/v1/responses`` and ``/v1/messages`` that hold the schema of an answer."""

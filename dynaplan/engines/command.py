@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dynaplan.config.command_words import PORT
+from dynaplan.engines.api_rules import EngineApi
 from dynaplan.engines.port import Engine, EngineContext
-from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.server.engine_options import Options
-from dynaplan.engines.server.kind import EngineKind, LaunchLine
+from dynaplan.engines.server.kind import LaunchLine, ServerKind
 from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.engines.server.owners_command import URL, check_command, command_line
 from dynaplan.util.errors import ConfigError
@@ -26,10 +26,11 @@ UNCHECKED = "none"
 """The ``check`` of a program that is ready when it answers at all, with whatever status."""
 
 
-class CommandKind(EngineKind):
+class CommandKind(ServerKind):
     """One command; ``check`` is the path that answers 200 when it takes requests."""
 
     name = "command"
+    api = EngineApi(is_unknown=True)
     metric_names = MetricNames(running=())
     measures_memory = False
     reports_requests = False
@@ -56,6 +57,9 @@ class CommandKind(EngineKind):
         if (url := options.get(URL)) and not str(url).startswith("http://"):
             raise ConfigError(f"{URL} is {url!r}", hint="Expected http://HOST:PORT, with a path or without.")
 
+    def make(self, options: Options, context: EngineContext) -> Engine:
+        return ServerKind.make(CommandKind(str(options.get("check", DEFAULT_CHECK))), options, context)
+
     def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
         return command_line(options, ports[0])
 
@@ -67,10 +71,4 @@ def _variables(options: Options) -> list[str]:
     return [str(value) for value in given.values()] if isinstance(given, Mapping) else []
 
 
-def check(options: Options, gpus: float) -> None:
-    """Raise ConfigError for a command that cannot be started."""
-    CommandKind().check(options, gpus)
-
-
-def make(options: Options, context: EngineContext) -> Engine:
-    return ServerEngine(CommandKind(str(options.get("check", DEFAULT_CHECK))), options, context)
+KIND = CommandKind()

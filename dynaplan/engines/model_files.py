@@ -5,23 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dynaplan.engines.gguf import min_file_bytes
+from dynaplan.engines.registry import find_engine
 from dynaplan.util.errors import ConfigError
 
 GGUF_FILE = "a GGUF file"
 DIRECTORY = "a Hugging Face directory, which holds a config.json"
-
-MODEL_KINDS: Mapping[str, str] = {
-    "llamacpp": GGUF_FILE,
-    "vllm": DIRECTORY,
-    "sglang": DIRECTORY,
-    "trtllm": DIRECTORY,
-}
-"""The kind of model that each engine takes. The model of any other engine is only a name."""
 
 CONFIG_FILES = ("config.json", "params.json")
 """Either makes a directory a model: Hugging Face's, and Mistral's own."""
@@ -39,19 +31,25 @@ GGUF_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.ggu
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
+def model_kind(engine: str) -> str:
+    """Return the kind of model that the engine takes; empty where its model is only a name."""
+    kind = find_engine(engine)
+    return kind.model_kind if kind else ""
+
+
 def check_model(engine: str, model: Any) -> list[str]:
     """Raise ConfigError unless the engine can load this model; returns warnings.
 
     A path must lead to what the engine takes. The engine itself looks up a name (``org/name``).
     """
-    kind = MODEL_KINDS.get(engine)
-    if kind is None:
+    kind = model_kind(engine)
+    if not kind:
         return []
     if not isinstance(model, str) or not model.strip():
         raise ConfigError(f"model is {model!r}", hint=f"Engine {engine} takes the path of {kind}.")
     path = Path(os.path.expanduser(model))
     try:
-        if kind is GGUF_FILE:
+        if kind == GGUF_FILE:
             _check_gguf(model, path)
         elif is_path(model):
             _check_directory(engine, model, path)
@@ -64,18 +62,19 @@ def check_model(engine: str, model: Any) -> list[str]:
 
 def absolute_path(engine: str, model: Any, directory: Path) -> Any:
     """Replace ``~`` in the model's path and make it absolute; a name stays as it is."""
-    if engine not in MODEL_KINDS or not isinstance(model, str) or not model.strip():
+    kind = model_kind(engine)
+    if not kind or not isinstance(model, str) or not model.strip():
         return model
     path = directory / Path(os.path.expanduser(model))
     name = model.rpartition(":")[0] or model  # llama.cpp takes org/name:kind
-    if is_path(model) or exists(path) or (MODEL_KINDS[engine] is GGUF_FILE and not is_hub_name(name, path)):
+    if is_path(model) or exists(path) or (kind == GGUF_FILE and not is_hub_name(name, path)):
         return str(path.resolve() if ".." in path.parts else path)
     return model
 
 
 def public_name(engine: str, model: Any) -> str:
     """Name a model that is a path for clients: the path's last part; empty for a model that is a name."""
-    if engine not in MODEL_KINDS or not isinstance(model, str) or not is_path(model):
+    if not model_kind(engine) or not isinstance(model, str) or not is_path(model):
         return ""
     return gguf_stem(Path(model))
 

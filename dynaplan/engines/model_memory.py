@@ -30,7 +30,9 @@ from typing import Any
 from dynaplan.config.command_words import COMMAND, effective_options
 from dynaplan.config.parallelism import data_parallel_size, tensor_parallel_size
 from dynaplan.engines.gguf import read_metadata
-from dynaplan.engines.model_files import DIRECTORY, GGUF_FILE, MODEL_KINDS, gguf_parts
+from dynaplan.engines.kind import EngineKind
+from dynaplan.engines.model_files import DIRECTORY, GGUF_FILE, gguf_parts, model_kind
+from dynaplan.engines.registry import engine_kind
 
 TYPE_BYTES = {
     "f32": 4.0,
@@ -224,13 +226,13 @@ DEFAULT_MEMORY_FRACTION = 0.9
 def memory_need(engine: str, options: Options, gpus: float) -> MemoryNeed | None:
     """Return what one worker takes; None for a model whose files are not here or do not tell it."""
     options = effective_options(options)
-    kind, model = MODEL_KINDS.get(engine), options.get("model")
-    if kind is None or not isinstance(model, str):
+    kind, model = model_kind(engine), options.get("model")
+    if not kind or not isinstance(model, str):
         return None
     path = Path(os.path.expanduser(model))
     if kind == GGUF_FILE:
         return _llamacpp_need(path, options, gpus)
-    return _hf_need(engine, path, options, gpus) if kind == DIRECTORY and path.is_dir() else None
+    return _hf_need(engine_kind(engine), path, options, gpus) if kind == DIRECTORY and path.is_dir() else None
 
 
 def _memory_fraction(options: Options, gpus: float) -> float:
@@ -270,11 +272,11 @@ def _llamacpp_need(path: Path, options: Options, gpus: float) -> MemoryNeed | No
     )
 
 
-def _hf_need(engine: str, path: Path, options: Options, gpus: float) -> MemoryNeed | None:
+def _hf_need(engine: EngineKind, path: Path, options: Options, gpus: float) -> MemoryNeed | None:
     """Estimate the need of a Hugging Face checkpoint: weights, and KV entries of one request of full context.
 
-    None if its configuration or its weights cannot be read. It is certain only for vLLM, which refuses to
-    start without that room; other engines only slow down.
+    None if its configuration or its weights cannot be read. It is certain only for an engine that refuses
+    to start without that room; others only slow down.
     """
     shape = hf_shape(path, tensor_parallel_size(options, gpus))
     context, weights_bytes = options.get("max-model-len"), hf_weights_bytes(path)
@@ -284,7 +286,7 @@ def _hf_need(engine: str, path: Path, options: Options, gpus: float) -> MemoryNe
     copies = data_parallel_size(options)
     value_bytes = 1.0 if "8" in str(options.get("kv-cache-dtype") or "") else 2.0
     is_certain = (
-        engine == "vllm"
+        engine.needs_whole_context
         and shape.is_exact
         and is_given
         and not any(map(options.get, MEMORY_REDUCING_OPTIONS))

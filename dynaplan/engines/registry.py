@@ -1,4 +1,4 @@
-"""Engines by name: made, checked, and described; and the models that they load."""
+"""Engines by name: found, made and checked; and the models that they load."""
 
 from __future__ import annotations
 
@@ -9,24 +9,46 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.config.command_words import COMMAND
+from dynaplan.util.entry_points import find_entry_point
 from dynaplan.util.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from dynaplan.engines.api_rules import EngineApi
+    from dynaplan.engines.kind import EngineKind
     from dynaplan.engines.port import Engine, EngineContext
 
 ENGINES: Mapping[str, str] = {
-    "sim": "sim.engine",
-    "llamacpp": "llamacpp.engine",
+    "sim": "sim.kind",
+    "llamacpp": "llamacpp.launch_line",
     "vllm": "vllm",
     "sglang": "sglang",
     "trtllm": "trtllm",
     "command": "command",
 }
-"""The values of ``engine:``, and the module of ``dynaplan.engines`` that makes each."""
+"""The values of ``engine:`` that dynaplan brings, and the module of ``dynaplan.engines`` with each one's
+``KIND``. Another package adds one by an entry point of the group ``dynaplan.engines``."""
 
-CHECKS: Mapping[str, str] = {**ENGINES, "sim": "sim.profiles"}
-"""The same with the module that checks each: the simulated engine serves HTTP, which no check needs."""
+
+def find_engine(name: str) -> EngineKind | None:
+    """Return the engine of that name; None for an unknown one."""
+    if name in ENGINES:
+        return _kind(import_module(f"dynaplan.engines.{ENGINES[name]}").KIND)
+    found = find_entry_point("dynaplan.engines", name)
+    return _kind(found.load()) if found else None
+
+
+def _kind(found: Any) -> EngineKind:
+    kind: EngineKind = found
+    return kind
+
+
+def engine_kind(name: str) -> EngineKind:
+    """Return the engine of that name; ConfigError for an unknown one."""
+    kind = find_engine(name)
+    if kind is None:
+        known, suggestion = f"expected one of: {', '.join(ENGINES)}", nearest(name, ENGINES)
+        hint = f"{suggestion} ({known})" if suggestion.startswith("Did") else known
+        raise ConfigError(f"engine is {name!r}, which is unknown", hint=hint)
+    return kind
 
 
 def make_engine(name: str, options: Mapping[str, Any], context: EngineContext) -> Engine:
@@ -34,16 +56,7 @@ def make_engine(name: str, options: Mapping[str, Any], context: EngineContext) -
 
     The keys of ``options`` are in kebab-case.
     """
-    engine: Engine = _engine_module(name).make(options, context)
-    return engine
-
-
-def engine_api(name: str) -> EngineApi:
-    """The part of that engine's API that frontends must know; one without bounds for an unknown engine."""
-    from dynaplan.engines.api_rules import EngineApi
-    from dynaplan.engines.engine_apis import ENGINE_APIS
-
-    return ENGINE_APIS.get(name) or EngineApi()
+    return engine_kind(name).make(options, context)
 
 
 def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str]:
@@ -52,16 +65,16 @@ def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str
     ``gpus`` is the ``resources.gpu`` of one worker. Also checks the model's files, and whether the engine
     is installed, but where its owner's command starts it: what that finds is its own.
     """
-    module = _engine_module(name, CHECKS)
+    kind = engine_kind(name)
     from dynaplan.engines.model_files import check_model
-    from dynaplan.engines.requirements import check_installed
 
     if options.get(COMMAND):
-        module.check(options, gpus)
+        kind.check_ahead(options, gpus)
         return []
     warnings = check_model(name, options.get("model"))
-    module.check(options, gpus)
-    check_installed(name, options)
+    kind.check_ahead(options, gpus)
+    if kind.requirement:
+        kind.requirement.check(name, options)
     return warnings
 
 
@@ -73,20 +86,12 @@ def model_location(name: str, model: Any, directory: Path) -> tuple[Any, str]:
     clients. ConfigError for a name of several files, and for a small model that was never pulled.
     """
     from dynaplan.engines.local_models import find_model
-    from dynaplan.engines.model_files import absolute_path, public_name
+    from dynaplan.engines.model_files import GGUF_FILE, absolute_path, model_kind, public_name
     from dynaplan.engines.pulled_models import check_pulled
 
-    if name == "llamacpp" and isinstance(model, str) and model:
+    if model_kind(name) == GGUF_FILE and isinstance(model, str) and model:
         if found := find_model(model, directory, os.environ):
             return str(found.path), model
         check_pulled(model, directory)
     location = absolute_path(name, model, directory)
     return location, public_name(name, location)
-
-
-def _engine_module(name: str, modules: Mapping[str, str] = ENGINES) -> Any:
-    if name not in ENGINES:
-        known, suggestion = f"expected one of: {', '.join(ENGINES)}", nearest(name, ENGINES)
-        hint = f"{suggestion} ({known})" if suggestion.startswith("Did") else known
-        raise ConfigError(f"engine is {name!r}, which is unknown", hint=hint)
-    return import_module(f"dynaplan.engines.{modules[name]}")

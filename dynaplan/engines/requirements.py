@@ -26,53 +26,37 @@ class Requirement:
     package: str
     is_path: bool = False
 
+    def find(self) -> str:
+        """Return the module's name or the command's path with which the engine can run; empty for neither."""
+        if importlib.util.find_spec(self.module):
+            return self.module
+        return shutil.which(self.command) or ""
 
-REQUIREMENTS: Mapping[str, Requirement] = {
-    "llamacpp": Requirement("xllamacpp", "llama-server", "llama-server", "xllamacpp>=2026.10,<2027", True),
-    "vllm": Requirement("vllm", "vllm", "vllm-command", "vllm"),
-    "sglang": Requirement("sglang", "sglang", "sglang-command", "sglang"),
-    "trtllm": Requirement("tensorrt_llm", "trtllm-serve", "trtllm-command", "tensorrt-llm"),
-}
-"""The requirement of each engine that has one."""
-
-
-def find_installation(engine: str) -> str:
-    """Return the module's name or the command's path with which the engine can run; empty for neither."""
-    requirement = REQUIREMENTS[engine]
-    if importlib.util.find_spec(requirement.module):
-        return requirement.module
-    return shutil.which(requirement.command) or ""
-
-
-def check_installed(engine: str, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError, with what to do, when this engine is not installed; one without a requirement is."""
-    requirement = REQUIREMENTS.get(engine)
-    if requirement is None:
-        return
-    program = _program(requirement, options.get(requirement.option))
-    if program:
-        if shutil.which(program) is None:
+    def check(self, engine: str, options: Mapping[str, Any]) -> None:
+        """Raise ConfigError, with what to do, when the engine of that name is not installed."""
+        program = self._program(options.get(self.option))
+        if program:
+            if shutil.which(program) is None:
+                raise ConfigError(
+                    f"{self.option} is {options[self.option]!r}, but there is no program {program}",
+                    hint="Expected a program on PATH, or the path of one that may be executed.",
+                )
+        elif not self.find():
             raise ConfigError(
-                f"{requirement.option} is {options[requirement.option]!r}, but there is no program {program}",
-                hint="Expected a program on PATH, or the path of one that may be executed.",
+                f"engine is {engine!r}, which is not installed: neither the Python module {self.module} "
+                f"nor the command {self.command} is here",
+                hint=f"pip install '{self.package}', or name the program with {self.option}.",
             )
-    elif not importlib.util.find_spec(requirement.module) and not shutil.which(requirement.command):
-        raise ConfigError(
-            f"engine is {engine!r}, which is not installed: neither the Python module {requirement.module} "
-            f"nor the command {requirement.command} is here",
-            hint=f"pip install '{requirement.package}', or name the program with {requirement.option}.",
-        )
 
-
-def _program(requirement: Requirement, given: Any) -> str:
-    """Return the program of the option's value: a path, a command line, its words, or true; else empty."""
-    match given:
-        case True:
-            return requirement.command
-        case str() if given.strip():
-            whole = os.path.expanduser(given)
-            return whole if requirement.is_path or shutil.which(whole) else shlex.split(given)[0]
-        case [str() as program, *_]:
-            return program
-        case _:
-            return ""
+    def _program(self, given: Any) -> str:
+        """Return the program in the option's value: a path, a command line, words, or true; else empty."""
+        match given:
+            case True:
+                return self.command
+            case str() if given.strip():
+                whole = os.path.expanduser(given)
+                return whole if self.is_path or shutil.which(whole) else shlex.split(given)[0]
+            case [str() as program, *_]:
+                return program
+            case _:
+                return ""

@@ -14,10 +14,21 @@ from pathlib import Path
 
 from dynaplan.config.command_words import COMMAND, words_of
 from dynaplan.config.parallelism import TENSOR, tensor_parallel_size
-from dynaplan.engines.model_files import public_name
-from dynaplan.engines.port import Engine, EngineContext, HandOffReady
-from dynaplan.engines.server.block_events import publisher_config
-from dynaplan.engines.server.engine import ServerEngine
+from dynaplan.engines.api_rules import (
+    ANSWER_SCHEMAS,
+    BOUNDED_FIELDS,
+    MAX_LOGPROBS,
+    SCHEMA,
+    EngineApi,
+    forbidden,
+    integer,
+    integers,
+    string,
+    strings,
+)
+from dynaplan.engines.model_files import DIRECTORY, public_name
+from dynaplan.engines.port import EngineContext, HandOffReady
+from dynaplan.engines.requirements import Requirement
 from dynaplan.engines.server.engine_options import (
     Options,
     check_common,
@@ -29,7 +40,7 @@ from dynaplan.engines.server.engine_options import (
     removed_options,
     ucx_loopback_variable,
 )
-from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine
+from dynaplan.engines.server.kind import Ask, LaunchLine, ServerKind
 from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.engines.server.owners_command import check_engine_command, engine_line
 from dynaplan.events.prefill_requests import RemotePrefillRequest
@@ -97,8 +108,47 @@ def served_name(options: Options) -> str:
     return str(options.get("served-model-name") or public_name("sglang", model) or model)
 
 
-class SglangKind(EngineKind):
+# -- SGLang: what is refused or bounded; all other fields are its own affair ----------------------------
+#
+# From one request, its scheduler and so the whole server ended over ``top_logprobs`` above the vocabulary
+# (sgl-project/sglang#40076), ``n`` in millions and token ids beyond the vocabulary
+# (sgl-project/sglang#36856).
+
+_SET_BY_SGLANG = forbidden("it is set by the server")
+
+API = EngineApi(
+    {
+        **BOUNDED_FIELDS,
+        **ANSWER_SCHEMAS,
+        "top_logprobs_num": integer(0, MAX_LOGPROBS),
+        "top_k": integer(-1, 2**31 - 1),
+        "stop_token_ids": integers(4096),
+        "stop_regex": strings(16, 1024),
+        "regex": string(8_192),
+        "ebnf": string(40_000),
+        "json_schema": string(100_000),
+        "chat_template_kwargs": SCHEMA,
+        "custom_logit_processor": forbidden("code is not taken from clients"),
+        "input_embeds": forbidden("embeddings are not taken from clients"),
+        "session_params": _SET_BY_SGLANG,
+        "data_parallel_rank": _SET_BY_SGLANG,
+        "routed_dp_rank": _SET_BY_SGLANG,
+        "disagg_prefill_dp_rank": _SET_BY_SGLANG,
+        "return_hidden_states": forbidden("hidden states are not given to clients"),
+    },
+    death_marks=("Scheduler hit an exception",),
+    continuation={"continue_final_message": True},
+)
+
+
+class SglangKind(ServerKind):
     name = "sglang"
+    api = API
+    model_kind = DIRECTORY
+    requirement = Requirement("sglang", "sglang", "sglang-command", "sglang")
+    counts_kv_in_tokens = True
+    takes_given_memory = True
+    is_dynamo_backend = True
     metric_names = METRIC_NAMES
     parts = ("sglang::", "multiprocessing.spawn")
     ready_path = "/health"  # 503 until the warm-up request is answered; /ready is newer
@@ -192,11 +242,6 @@ def _line_of_owner(options: Options, context: EngineContext, port: int) -> Launc
 
 
 KIND = SglangKind()
-check = KIND.check
-
-
-def make(options: Options, context: EngineContext) -> Engine:
-    return ServerEngine(KIND, options, context)
 
 
 def _program(options: Options) -> Sequence[str]:
@@ -220,11 +265,11 @@ def _key_file(context: EngineContext) -> Mapping[Path, str]:
 
 
 def _telling(context: EngineContext) -> Sequence[str]:
-    return (
-        engine_flags({"kv-events-config": publisher_config(context)}, STYLE)
-        if context.publishes_kv_events
-        else ()
-    )
+    if not context.publishes_kv_events:
+        return ()
+    from dynaplan.engines.server.block_events import publisher_config  # it imports ZMQ: 50 ms
+
+    return engine_flags({"kv-events-config": publisher_config(context)}, STYLE)
 
 
 def _environment(options: Options) -> Mapping[str, str]:

@@ -16,8 +16,19 @@ from typing import Any
 
 from dynaplan.config.command_words import words_of
 from dynaplan.config.parallelism import DATA, TENSOR, tensor_parallel_size
-from dynaplan.engines.port import Engine, EngineContext, HandOffReady
-from dynaplan.engines.server.engine import ServerEngine
+from dynaplan.engines.api_rules import (
+    ANSWER_SCHEMAS,
+    BOUNDED_FIELDS,
+    SCHEMA,
+    EngineApi,
+    forbidden,
+    integer,
+    integers,
+    strings,
+)
+from dynaplan.engines.model_files import DIRECTORY
+from dynaplan.engines.port import EngineContext, HandOffReady
+from dynaplan.engines.requirements import Requirement
 from dynaplan.engines.server.engine_options import (
     Options,
     check_common,
@@ -29,7 +40,7 @@ from dynaplan.engines.server.engine_options import (
     merge_aliases,
     removed_options,
 )
-from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine, prefill_body
+from dynaplan.engines.server.kind import Ask, LaunchLine, ServerKind, prefill_body
 from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import ConfigError, TemporaryError
@@ -110,8 +121,35 @@ def llm_api_options(options: Options, context: EngineContext) -> dict[str, Any]:
     return _merged(built, _extra(options))
 
 
-class TrtllmKind(EngineKind):
+# -- TensorRT-LLM: what is refused or bounded; all other fields are its own affair ----------------------
+
+API = EngineApi(
+    {
+        **BOUNDED_FIELDS,
+        **ANSWER_SCHEMAS,
+        "prompt_logprobs": integer(0, 100),
+        "top_k": integer(-1, 2**31 - 1),
+        "stop_token_ids": integers(4096),
+        "bad": strings(4096, 4096),
+        "beam_width": integer(1, 16),
+        "guided_decoding": SCHEMA,
+        "chat_template": forbidden("the model has its own"),
+        "chat_template_kwargs": SCHEMA,
+        "mm_processor_kwargs": forbidden("they are not taken from clients"),
+        "lora_request": forbidden("it names files of the server"),
+        "conversation_params": forbidden("it is set by the server"),
+    },
+    death_marks=("RequestError: executor", "The executor has been shut down"),
+)
+
+
+class TrtllmKind(ServerKind):
     name = "trtllm"
+    api = API
+    model_kind = DIRECTORY
+    requirement = Requirement("tensorrt_llm", "trtllm-serve", "trtllm-command", "tensorrt-llm")
+    takes_given_memory = True
+    is_dynamo_backend = True
     metric_names = METRIC_NAMES
     metrics_path = "/prometheus/metrics"
     term_grace_s = 30.0
@@ -181,11 +219,6 @@ class TrtllmKind(EngineKind):
 
 
 KIND = TrtllmKind()
-check = KIND.check
-
-
-def make(options: Options, context: EngineContext) -> Engine:
-    return ServerEngine(KIND, options, context)
 
 
 def _extra(options: Options) -> Mapping[str, Any]:

@@ -19,9 +19,21 @@ import dynaplan
 from dynaplan.config.command_words import COMMAND, effective_options, words_of
 from dynaplan.config.parallelism import TENSOR, data_parallel_size, tensor_parallel_size
 from dynaplan.config.stock import WORKER
-from dynaplan.engines.port import Engine, EngineContext, HandOffReady
-from dynaplan.engines.server.block_events import publisher_config
-from dynaplan.engines.server.engine import ServerEngine
+from dynaplan.engines.api_rules import (
+    ANSWER_SCHEMAS,
+    BOUNDED_FIELDS,
+    SCHEMA,
+    EngineApi,
+    FieldRule,
+    forbidden,
+    integer,
+    integers,
+    string,
+    strings,
+)
+from dynaplan.engines.model_files import DIRECTORY
+from dynaplan.engines.port import EngineContext, HandOffReady
+from dynaplan.engines.requirements import Requirement
 from dynaplan.engines.server.engine_options import (
     FlagStyle,
     Options,
@@ -35,7 +47,7 @@ from dynaplan.engines.server.engine_options import (
     removed_options,
     ucx_loopback_variable,
 )
-from dynaplan.engines.server.kind import Ask, EngineKind, LaunchLine, prefill_first
+from dynaplan.engines.server.kind import Ask, LaunchLine, ServerKind, prefill_first
 from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.engines.server.owners_command import check_engine_command, engine_line
 from dynaplan.engines.server.sleep import SleepPaths
@@ -211,8 +223,62 @@ def _shutdown(options: Options) -> list[str]:
     return [] if seconds is None else ["--shutdown-timeout", str(seconds)]
 
 
-class VllmKind(EngineKind):
+# -- vLLM: what is refused or bounded; it answers other wrong fields with 400 itself ---------------------
+#
+# One request has ended or halted releases of it: by a template (CVE-2025-61620, CVE-2025-62426), by
+# embeddings in place of a prompt (CVE-2025-62164), by a wrong regular expression (vllm-project/vllm#19270).
+
+MAX_GRAMMAR_LENGTH = 40_000
+"""The length of a grammar or a list of choices as text."""
+
+MAX_PATTERN_LENGTH = 8_192
+"""The length of a regular expression."""
+
+
+def _is_plain_template(value: object) -> bool:
+    """Tell whether the arguments for the chat template leave the template and its tokenizing alone."""
+    return (
+        isinstance(value, dict) and SCHEMA.accepts(value) and not value.keys() & {"chat_template", "tokenize"}
+    )
+
+
+API = EngineApi(
+    {
+        **BOUNDED_FIELDS,
+        **ANSWER_SCHEMAS,
+        "prompt_logprobs": integer(-1, 100),
+        "top_k": integer(-1, 2**31 - 1),
+        "stop_token_ids": integers(4096),
+        "allowed_token_ids": integers(1_000_000),
+        "bad_words": strings(4096, 4096),
+        "truncate_prompt_tokens": integer(-1, 2**31 - 1),
+        "structured_outputs": SCHEMA,
+        "guided_json": SCHEMA,
+        "guided_choice": strings(4096, MAX_GRAMMAR_LENGTH),
+        "guided_regex": string(MAX_PATTERN_LENGTH),
+        "guided_grammar": string(MAX_GRAMMAR_LENGTH),
+        "chat_template": forbidden("the model has its own; set chat-template for the worker"),
+        "chat_template_kwargs": FieldRule(
+            f"an object without chat_template and tokenize, {SCHEMA.expected}", _is_plain_template
+        ),
+        "prompt_embeds": forbidden("embeddings are not taken from clients"),
+        "mm_processor_kwargs": forbidden("set mm-processor-kwargs for the worker"),
+        "media_io_kwargs": forbidden("set media-io-kwargs for the worker"),
+        "ec_transfer_params": forbidden("it is set by the server"),
+    },
+    death_marks=("EngineCore encountered an issue", "EngineDeadError"),
+    continuation={"continue_final_message": True, "add_generation_prompt": False},
+)
+
+
+class VllmKind(ServerKind):
     name = "vllm"
+    api = API
+    model_kind = DIRECTORY
+    requirement = Requirement("vllm", "vllm", "vllm-command", "vllm")
+    needs_whole_context = True
+    takes_given_memory = True
+    is_dynamo_backend = True
     metric_names = METRIC_NAMES
     parts = ("VLLM::", "multiprocessing.spawn")  # the engine's core: its server outlives it by some 5 s
     term_grace_s = 30.0  # idle, it took 4 to 14 s on busy machines
@@ -257,6 +323,8 @@ class VllmKind(EngineKind):
         if size > 1:
             argv += ["--tensor-parallel-size", str(size)]
         if context.publishes_kv_events:
+            from dynaplan.engines.server.block_events import publisher_config  # it imports ZMQ: 50 ms
+
             telling = publisher_config(context) | {"enable_kv_cache_events": True}
             argv += engine_flags({"kv-events-config": telling}, FlagStyle())
         fraction = options.get("gpu-memory-utilization") or memory_fraction(
@@ -310,8 +378,3 @@ def _line_of_owner(options: Options, context: EngineContext, port: int) -> Launc
 
 
 KIND = VllmKind()
-check = KIND.check
-
-
-def make(options: Options, context: EngineContext) -> Engine:
-    return ServerEngine(KIND, options, context)

@@ -274,7 +274,8 @@ class RequestPath:
             return NO_BOUNDS
         if name not in self._apis:
             try:
-                self._apis[name] = registry.engine_api(name)
+                kind = registry.find_engine(name)
+                self._apis[name] = kind.api if kind else NO_BOUNDS
             except OSError as error:  # it imports a module
                 if is_exhausted(error):
                     raise out_of_descriptors(descriptor_limit()) from None

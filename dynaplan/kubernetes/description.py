@@ -53,9 +53,6 @@ from dynaplan.store.instances import host_of, is_loopback
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.masking import mask_secrets
 
-OPERATORS_ENGINES = ("vllm", "sglang", "trtllm")
-"""The engines that Dynamo's operator has a word for."""
-
 STOCK = {Role.FRONTEND: "Frontend", Role.DECODE: DECODE_COMPONENT, Role.PREFILL: PREFILL_COMPONENT}
 """The services that can be started one by one, beside a planner of any name."""
 
@@ -121,7 +118,7 @@ def describe(source: ExportSource, options: ClusterOptions) -> ExportedDeploymen
         planner_files=files.contents,
         volumes=tuple(map(_volume, options.volume_claims)),
         namespace=options.kubernetes_namespace,
-        framework=engine if engine in OPERATORS_ENGINES else "",
+        framework=engine if registry.engine_kind(engine).is_dynamo_backend else "",
     )
 
 

@@ -12,6 +12,7 @@ from dynaplan.config.command_words import effective_options, words_of
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.contract.gpus import Gpu
+from dynaplan.engines.registry import engine_kind, find_engine
 from dynaplan.models.gpu_words import GPU_OPTIONS, OwnersGpus, owners_gpus
 from dynaplan.models.model import Constraints, ModelPolicy, SleepLevel
 
@@ -95,8 +96,8 @@ def model_policy(
 
 def _spreads(options: Mapping[str, object]) -> bool:
     """Tell whether the worker's engine divides a model over all GPUs that it sees, as llama.cpp does."""
-    program = str(options.get("command") or "")
-    return engine_of(options) == "llamacpp" or "llama-server" in program
+    kind = find_engine(engine_of(options))
+    return bool(kind and kind.divides_by_layers) or "llama-server" in str(options.get("command") or "")
 
 
 def _spread(size_bytes: int, inventory: Sequence[Gpu]) -> dict[int, float]:
@@ -143,7 +144,7 @@ def _estimate_bytes(
     needed = int(need.total_bytes) // max(1, devices)
     if not devices:
         return needed + PROCESS_BYTES
-    if engine in ("vllm", "sglang", "trtllm"):
+    if engine_kind(engine).takes_given_memory:
         needed = int(needed * PREALLOCATING_OVERHEAD) + PREALLOCATING_OVERHEAD_BYTES
     return needed
 
@@ -162,9 +163,6 @@ def is_memory_known(own: OnDemandSettings, options: Mapping[str, object], gpus: 
     return bool(is_told or memory_need(engine_of(options), options, gpus))
 
 
-SLEEPERS = ("vllm", SIMULATED)
-"""The engines that can be put to sleep."""
-
 KEPT_BYTES = 1_100_000_000
 """What a vLLM at level 1 keeps of each GPU: its CUDA context, and what is not in its pool."""
 
@@ -182,7 +180,8 @@ def _sleep_levels(options: Mapping[str, object], gpus: float) -> tuple[SleepLeve
     from dynaplan.engines.model_memory import memory_need
 
     engine = engine_of(options)
-    if not options.get("enable-sleep-mode") or engine not in SLEEPERS:
+    kind = find_engine(engine)
+    if not options.get("enable-sleep-mode") or kind is None or not kind.can_sleep:
         return ()
     need = memory_need(engine, options, gpus)
     weights_bytes = int(need.weights_bytes) if need else 0

@@ -17,7 +17,7 @@ from dynaplan.engines.llamacpp.launch_line import METRIC_NAMES as LLAMACPP
 from dynaplan.engines.llamacpp.slots import SlotAllocator, SlotFiles, SlotPool
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server.client import _object
-from dynaplan.engines.server.kind import EngineKind
+from dynaplan.engines.server.kind import ServerKind
 from dynaplan.engines.server.metrics import read_metrics
 from dynaplan.engines.sglang import METRIC_NAMES as SGLANG
 from dynaplan.engines.sim.api import read_request
@@ -107,7 +107,7 @@ KINDS = [vllm.KIND, trtllm.KIND]
 @total
 @given(data=st.data())
 def test_any_answer_to_a_prefill_is_handed_over_or_a_temporary_error(
-    kind: EngineKind, data: st.DataObject
+    kind: ServerKind, data: st.DataObject
 ) -> None:
     choice = {"disaggregated_params": {"ctx_request_id": 1}, "finish_reason": "length"}
     answer = mutated({**PREFILL, "choices": [choice]}, data.draw)

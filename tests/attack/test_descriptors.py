@@ -46,7 +46,7 @@ async def test_running_out_of_descriptors_is_a_503_of_its_own_and_passes() -> No
 
 async def test_a_first_request_that_meets_no_descriptor_is_a_503_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it needs of the engine's API is imported when the first request comes."""
-    monkeypatch.delitem(sys.modules, "dynaplan.engines.engine_apis", raising=False)
+    monkeypatch.delitem(sys.modules, "dynaplan.engines.trtllm", raising=False)
     async with stage() as here:
         await here.worker(card={"engine": "trtllm"})
         assert (await here.get("/health"))[0] == 200

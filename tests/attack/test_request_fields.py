@@ -136,6 +136,6 @@ async def test_what_ends_or_halts_an_engine_does_not_reach_it(name: str, fields:
 def test_every_engine_has_a_list_and_an_unknown_one_none() -> None:
     """Nor has any command: it may be a program that has whatever field."""
     any_field = ("sim", "command")
-    assert all(registry.engine_api(name).fields for name in registry.ENGINES if name not in any_field)
-    assert not any(registry.engine_api(name).fields for name in any_field)
-    assert not registry.engine_api("../x").fields
+    assert all(registry.engine_kind(name).api.fields for name in registry.ENGINES if name not in any_field)
+    assert not any(registry.engine_kind(name).api.fields for name in any_field)
+    assert registry.find_engine("../x") is None

@@ -40,6 +40,6 @@ async def test_a_begun_answer_goes_on_where_it_was_cut(engine: tuple[Kind, Worke
     whole = await texts(worker, asked)
     for tokens in (3, 7, 11):
         begun = "".join(whole[:tokens])
-        rest = make_continuation(asked, begun, tokens, registry.engine_api(kind.name))
+        rest = make_continuation(asked, begun, tokens, registry.engine_kind(kind.name).api)
         sent = begun.removesuffix(rest.held)
         assert sent + "".join(await texts(worker, rest.call)) == "".join(whole)

@@ -452,7 +452,7 @@ async def test_stopping_one_that_never_started_or_twice_does_not_raise(make: Mak
 
 async def test_sglangs_file_with_the_key_is_there_for_its_owner_while_the_server_runs(tmp_path: Path) -> None:
     given = EngineContext("ns_VllmWorker", token=TOKEN, scratch_dir=str(tmp_path))
-    engine = sglang.make({"model": "m", "sglang-command": COMMAND}, given)
+    engine = sglang.KIND.make({"model": "m", "sglang-command": COMMAND}, given)
     file = tmp_path / "ns_VllmWorker.sglang.yaml"
     try:
         await engine.start()

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
 
 from dynaplan.engines.llamacpp import engine as llamacpp_engine
-from dynaplan.engines.llamacpp.engine import LlamaCppEngine, check
+from dynaplan.engines.llamacpp.engine import LlamaCppEngine
 from dynaplan.engines.llamacpp.launch_line import KIND
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server import engine as server_engine
@@ -469,7 +469,7 @@ async def test_an_option_that_llamacpp_does_not_have_is_refused_by_name_and_neve
 ) -> None:
     section = {"model": str(tiny_gguf), option: value}
     with pytest.raises(ConfigError, match=option) as raised:
-        check(section, 0)
+        KIND.check_ahead(section, 0)
     assert hint in raised.value.hint
     engine = LlamaCppEngine(section, EngineContext("w"))
     with pytest.raises(WorkerStartFailed, match=option.replace("-", "_")):

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dynaplan.engines.registry import engine_api
+from dynaplan.engines.registry import engine_kind
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.gateway.migration import make_continuation
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS, parse_call
@@ -103,7 +103,7 @@ def test_vllm_goes_on_with_an_answer_that_another_worker_has_begun(one_pool: Dep
     pieces, prompt_tokens = answered(one_pool, asked)
     begun = "".join(pieces[:BEGUN])
     call = parse_call(CHAT_COMPLETIONS, json.dumps(asked).encode())
-    rest = make_continuation(call, begun, BEGUN, engine_api("vllm"))
+    rest = make_continuation(call, begun, BEGUN, engine_kind("vllm").api)
     more, continued_tokens = answered(one_pool, dict(rest.call.document))
     assert len(more) >= TOKENS - BEGUN
     # The beginning is the end of the prompt, and no message that has ended: not a mark of the template more.

@@ -46,6 +46,9 @@ FUNCTION = re.compile(r"[^:\s]+:[A-Za-z_]\w*")
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
+REAL_ENGINES = ("every engine but the simulated one",)
+"""As ``must_match``: the engines themselves are not known here."""
+
 
 class Option(NamedTuple):
     """One option: its key, type, bounds, default and meaning, and what engines make of it.
@@ -57,7 +60,8 @@ class Option(NamedTuple):
     - ``engine`` is the only engine that has it, empty for all others; ``names`` are an engine's own names for
       it; ``engine_defaults`` is an engine's default, where that is its own; ``removed`` says for an engine
       that does not take it (any more) what came of it
-    - ``must_match`` are the engines whose decode and prefill workers must have the same value
+    - ``must_match`` are the engines whose decode and prefill workers must have the same value,
+      by name, or ``REAL_ENGINES``
     - ``is_flag`` is False for what no engine gets on its command line
     - ``same_as`` is, for a setting of the planner, the role and the option of its workers that say the same
     """

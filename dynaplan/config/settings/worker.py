@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dynaplan.config.settings.fields import NO_EFFECT, READ, Settings, option
+from dynaplan.config.settings.fields import NO_EFFECT, READ, REAL_ENGINES, Settings, option
 from dynaplan.config.settings.servers import MessagingSettings
 from dynaplan.util.errors import ConfigError
-
-REAL_ENGINES = ("llamacpp", "vllm", "sglang", "trtllm")
 
 
 @dataclass(frozen=True)

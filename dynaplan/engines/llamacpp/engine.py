@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -18,9 +17,8 @@ from dynaplan.engines.llamacpp.saved_slots import (
     candidates,
 )
 from dynaplan.engines.llamacpp.slots import HAND_OFF, UNUSED_RESERVATION_S, SlotAllocator, SlotFiles, SlotPool
-from dynaplan.engines.llamacpp.xllamacpp_fields import check_fields
 from dynaplan.engines.model_memory import memory_need
-from dynaplan.engines.port import Engine, EngineContext, HandOffReady
+from dynaplan.engines.port import EngineContext, HandOffReady
 from dynaplan.engines.server.engine import ServerEngine
 from dynaplan.engines.server.engine_options import Options
 from dynaplan.engines.server.kind import Ask, prefill_body
@@ -32,21 +30,6 @@ from dynaplan.util.errors import PermanentError, TemporaryError
 from dynaplan.util.http_routes import Route
 
 log = logging.getLogger(__name__)
-
-
-def make(options: Options, context: EngineContext) -> Engine:
-    return LlamaCppEngine(options, context)
-
-
-def check(options: Options, gpus: float) -> None:
-    if options.get(COMMAND):
-        KIND.check(options, gpus)
-        return
-    checked = read_options(options, gpus)
-    if not checked.server and importlib.util.find_spec("xllamacpp"):
-        import xllamacpp
-
-        check_fields(checked.flags, xllamacpp.CommonParams())
 
 
 class LlamaCppEngine(ServerEngine):

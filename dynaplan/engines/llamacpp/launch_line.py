@@ -27,11 +27,12 @@ from dynaplan.config.command_words import (
 )
 from dynaplan.config.parallelism import DATA, PIPELINE, TENSOR, tensor_parallel_size
 from dynaplan.config.stock import OWN_OPTIONS, WORKER, engine_names
+from dynaplan.engines.llamacpp.request_fields import API
 from dynaplan.engines.llamacpp.saved_slots import fingerprint_of
-from dynaplan.engines.llamacpp.xllamacpp_fields import fields_of
-from dynaplan.engines.model_files import gguf_parts, public_name
-from dynaplan.engines.port import EngineContext
-from dynaplan.engines.requirements import check_installed
+from dynaplan.engines.llamacpp.xllamacpp_fields import check_fields, fields_of
+from dynaplan.engines.model_files import GGUF_FILE, gguf_parts, public_name
+from dynaplan.engines.port import Engine, EngineContext
+from dynaplan.engines.requirements import Requirement
 from dynaplan.engines.server.engine_options import (
     FlagStyle,
     Options,
@@ -42,7 +43,7 @@ from dynaplan.engines.server.engine_options import (
     merge_aliases,
     physical_gpus,
 )
-from dynaplan.engines.server.kind import EXIT_USAGE, EngineKind, LaunchLine
+from dynaplan.engines.server.kind import EXIT_USAGE, LaunchLine, ServerKind
 from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.engines.server.owners_command import check_engine_command, engine_line
 from dynaplan.util.errors import ConfigError
@@ -368,10 +369,16 @@ def _line_of_owner(options: Options, context: EngineContext, port: int, slots: s
     return engine_line(options, port, added, variables)
 
 
-class LlamaCppKind(EngineKind):
+class LlamaCppKind(ServerKind):
     """A llama.cpp server, of the xllamacpp package or llama-server."""
 
     name = "llamacpp"
+    api = API
+    model_kind = GGUF_FILE
+    requirement = Requirement(
+        "xllamacpp", "llama-server", "llama-server", "xllamacpp>=2026.10,<2027", is_path=True
+    )
+    divides_by_layers = True
     metric_names = METRIC_NAMES
     metrics_timeout_s = 4.0
     term_grace_s = 5.0  # idle, it ends in milliseconds
@@ -385,7 +392,22 @@ class LlamaCppKind(EngineKind):
             check_engine_command(options, self.name)
             return
         checked = read_options(options, gpus)
-        check_installed("llamacpp", {"llama-server": checked.server})
+        self.requirement.check(self.name, {"llama-server": checked.server})
+
+    def check_ahead(self, options: Options, gpus: float) -> None:
+        if options.get(COMMAND):
+            self.check(options, gpus)
+            return
+        checked = read_options(options, gpus)
+        if not checked.server and importlib.util.find_spec("xllamacpp"):
+            import xllamacpp  # a library of 60 MB, which no worker loads beside its server
+
+            check_fields(checked.flags, xllamacpp.CommonParams())
+
+    def make(self, options: Options, context: EngineContext) -> Engine:
+        from dynaplan.engines.llamacpp.engine import LlamaCppEngine
+
+        return LlamaCppEngine(options, context)
 
     def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:
         """Build the command line of llama-server where it is named, else of our program.

@@ -1,4 +1,4 @@
-"""An engine that runs as a server of its own: a child of the worker, driven by its ``EngineKind``."""
+"""An engine that runs as a server of its own: a child of the worker, driven by its ``ServerKind``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dynaplan.engines.server.child import EngineChild, describe_exit, run_bounde
 from dynaplan.engines.server.client import ServerClient
 from dynaplan.engines.server.engine_options import Options, lora_names, physical_gpus
 from dynaplan.engines.server.engine_watchdog import EngineWatchdog
-from dynaplan.engines.server.kind import EXIT_USAGE, PID, STOP_COMMAND, Ask, EngineKind, LaunchLine
+from dynaplan.engines.server.kind import EXIT_USAGE, PID, STOP_COMMAND, Ask, LaunchLine, ServerKind
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
 from dynaplan.engines.server.sleep import EngineSleep
 from dynaplan.engines.server.start_lock import HOST, bounded_start, exclusive_start
@@ -64,7 +64,7 @@ class ServerEngine:
     Raises ConfigError for an option that is wrong.
     """
 
-    def __init__(self, kind: EngineKind, options: Options, context: EngineContext) -> None:
+    def __init__(self, kind: ServerKind, options: Options, context: EngineContext) -> None:
         kind.check(options, context.gpus)
         self._kind = kind
         self._options = options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,8 @@ from typing import Any
 
 from dynaplan.config.command_words import COMMAND, PORT, read_command
 from dynaplan.config.parallelism import DATA, parallel_size
-from dynaplan.engines.port import EngineContext, HandOffReady
+from dynaplan.engines.kind import EngineKind
+from dynaplan.engines.port import Engine, EngineContext, HandOffReady
 from dynaplan.engines.server.engine_options import Options
 from dynaplan.engines.server.metrics import MetricNames
 from dynaplan.engines.server.sleep import SleepPaths
@@ -47,10 +48,9 @@ Raises PermanentError when the engine refuses the request (4xx), TemporaryError 
 """
 
 
-class EngineKind(ABC):
+class ServerKind(EngineKind):
     """One engine that runs as a server of its own: all that differs between such engines."""
 
-    name: str
     metric_names: MetricNames
 
     ready_path = "/health"
@@ -103,9 +103,15 @@ class EngineKind(ABC):
         words = read_command(options.get(STOP_COMMAND), STOP_COMMAND).words
         return [word.replace(PORT, str(port)).replace(PID, str(pid)) for word in words]
 
-    @abstractmethod
-    def check(self, options: Options, gpus: float) -> None:
-        """Raise the ConfigError that starting with these options would, as far as it can be foreseen."""
+    @property
+    def can_sleep(self) -> bool:
+        return self.sleep_paths is not None
+
+    def make(self, options: Options, context: EngineContext) -> Engine:
+        # A server's client, child and sockets take 0.1 s to import, which no check and no frontend needs.
+        from dynaplan.engines.server.engine import ServerEngine
+
+        return ServerEngine(self, options, context)
 
     @abstractmethod
     def command(self, options: Options, context: EngineContext, ports: Sequence[int]) -> LaunchLine:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from dynaplan.config.settings.worker import SimOptions
-from dynaplan.engines.port import BlockChangesCallback, Engine, EngineContext, HandOffReady
+from dynaplan.engines.port import BlockChangesCallback, EngineContext, HandOffReady
 from dynaplan.engines.sim.block_changes import BlockChanges
 from dynaplan.engines.sim.kv_transfer import HeldPrompts, KvFetcher
 from dynaplan.engines.sim.openai_endpoints import LiveAnswer, SimEndpoints
@@ -351,7 +351,3 @@ class SimEngine:
                 self.close(answer, "its client left")
         if self._live:
             self._client_check = asyncio.get_running_loop().call_later(CLIENT_CHECK_S, self._check_clients)
-
-
-def make(options: Mapping[str, Any], context: EngineContext) -> Engine:
-    return SimEngine(options, context)

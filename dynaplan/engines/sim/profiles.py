@@ -21,12 +21,10 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dynaplan.config.settings.worker import SimOptions
-from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.engines.timing_model.step_timing import (
     DECODE_KEYS,
     FITTED,
@@ -234,15 +232,7 @@ def _first_version_arrays(directory: Path) -> dict[str, list[float]]:
         return {key: archive[key].reshape(-1).tolist() for key in archive.files}
 
 
-def check(options: Mapping[str, Any], gpus: float) -> None:
-    """Raise the ConfigError that making this engine would; ``gpus`` is other engines' to check."""
-    known = SimOptions.from_options(options)
-    _check_times_known(known)
-    _, profile_kv_tokens = timing_for(known)
-    EngineSettings.of(known, profile_kv_tokens)
-
-
-def _check_times_known(options: SimOptions) -> None:
+def check_times_known(options: SimOptions) -> None:
     """Raise ConfigError for a model of which the profile that is chosen for it has no times."""
     size, name = options.tensor_parallel_size, options.profile_name
     if options.profile or name in known_profiles():

@@ -30,6 +30,7 @@ from dynaplan.contract.model_keys import (
     PoolReport,
     Refusal,
 )
+from dynaplan.engines.registry import engine_kind
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.plugin.shared_memory import (
     ReadHost,
@@ -79,9 +80,6 @@ USE_KEPT_S = 60.0
 
 _SECONDS = re.compile(r"\d[\d.]* s\b")
 
-
-MEASURED_BY_DRIVER = ("command", "llamacpp")
-"""The engines that take what their model needs, whatever they were given: the others take what they got."""
 
 MEASURED_MORE = 1.02
 """By how much the memory of a worker has to exceed what was learnt of it to be learnt anew."""
@@ -180,7 +178,7 @@ class ModelManager:
         self._measured_by_driver = frozenset(
             each.component
             for each in self._pools
-            if engine_of(launch.settings_of(each.component)) in MEASURED_BY_DRIVER
+            if not engine_kind(engine_of(launch.settings_of(each.component))).takes_given_memory
         )
         self._settings = ModelPolicies(
             {each.name: self._policy_of(each) for each in self._models},

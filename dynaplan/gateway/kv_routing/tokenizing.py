@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from dynaplan.engines.model_files import DIRECTORY, model_kind
 from dynaplan.engines.timing_model.kv_blocks import TOKEN_BYTES, block_hashes, packed_block_hashes
 from dynaplan.gateway import timing
 from dynaplan.gateway.kv_routing.tokenizer_files import model_directory
@@ -106,9 +107,6 @@ async def _text_hashes(text: str, block_tokens: int) -> tuple[int, ...]:
 PACKAGES = ("tokenizers", "jinja2")
 """The packages that tokenizing needs: those of the extra ``kv``."""
 
-ENGINES = ("vllm", "sglang", "trtllm")
-"""Engines that load the tokenizer of a Hugging Face directory."""
-
 
 class ModelTokenizers:
     """Finds the tokenizer of a worker's model by its card, and the reason where there is none."""
@@ -138,7 +136,7 @@ class ModelTokenizers:
     def _find(self, card: Mapping[str, Any], key: tuple[str, str]) -> TokenizingProcess | None:
         model, template = key
         reason = ""
-        if card.get("engine") not in ENGINES:
+        if model_kind(str(card.get("engine"))) != DIRECTORY:  # a GGUF file brings its tokenizer along
             reason = f"engine {card.get('engine')} has a tokenizer of its own"
         elif missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
             reason = f"{missing[0]} is not installed; pip install {' '.join(PACKAGES)}"

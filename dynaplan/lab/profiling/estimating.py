@@ -18,6 +18,7 @@ from typing import Any
 from dynaplan.config.overrides import Sections
 from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.worker import SIMULATED, engine_of
+from dynaplan.engines.registry import ENGINES, engine_kind
 from dynaplan.lab.profiling.load_points import DecodeLoad
 from dynaplan.lab.profiling.measured_config import WORKER, Phase
 from dynaplan.lab.profiling.measured_deployment import EngineFacts
@@ -25,9 +26,6 @@ from dynaplan.lab.profiling.measurements import DecodeMeasurement, PrefillMeasur
 from dynaplan.lab.profiling.session import SizeUnusable
 from dynaplan.lab.profiling.stage import Journal, LoadsOf, Measurement, Progress, Stage, StageResult
 from dynaplan.util.errors import ConfigError
-
-BACKENDS = ("vllm", "sglang", "trtllm")
-"""Engines that it has tables of."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +69,9 @@ class AiConfigurator:
 
 def find_aiconfigurator(model: str, gpu_type: str, engine: str) -> AiConfigurator:
     """Return its times; raises ConfigError when it is not installed, or not for that engine."""
-    if engine not in BACKENDS:
-        raise ConfigError(
-            f"aiconfigurator knows no engine '{engine}'", hint=f"Expected one of {', '.join(BACKENDS)}."
-        )
+    if not engine_kind(engine).is_dynamo_backend:
+        known = ", ".join(name for name in ENGINES if engine_kind(name).is_dynamo_backend)
+        raise ConfigError(f"aiconfigurator knows no engine '{engine}'", hint=f"Expected one of {known}.")
     try:
         api = importlib.import_module("aiconfigurator.cli.api")
         version = importlib.import_module("importlib.metadata").version("aiconfigurator")

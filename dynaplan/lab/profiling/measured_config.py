@@ -13,6 +13,7 @@ from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.fields import kebab
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.config.settings.worker import engine_of
+from dynaplan.engines.registry import engine_kind
 from dynaplan.util.errors import ConfigError
 
 WORKER, PREFILL_WORKER = DECODE_COMPONENT, PREFILL_COMPONENT
@@ -20,9 +21,6 @@ WORKER, PREFILL_WORKER = DECODE_COMPONENT, PREFILL_COMPONENT
 
 LEFT_OUT = ("Router", PREFILL_WORKER)
 """Services that the aggregated graph does not have."""
-
-WITHOUT_TENSOR_PARALLEL = frozenset({"llamacpp"})
-"""Engines that do not split a layer over GPUs: they are measured as they are configured."""
 
 USERS_OWN = ("port", "host", "api-key", "max-waiting-requests", "max-body-bytes")
 """Options of the Frontend that protect a deployment from its clients: this one has the profiler alone."""
@@ -60,7 +58,7 @@ def worker_gpus(config: Mapping[str, Mapping[str, Any]]) -> float | None:
 def splits_layers(config: Mapping[str, Mapping[str, Any]]) -> bool:
     """Tell whether the profiler may choose the tensor parallel size: the engine has one, on whole GPUs."""
     gpus = worker_gpus(config)
-    return engine_name(config) not in WITHOUT_TENSOR_PARALLEL and (gpus is None or gpus >= 1)
+    return not engine_kind(engine_name(config)).divides_by_layers and (gpus is None or gpus >= 1)
 
 
 def measured_config(

@@ -21,6 +21,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from dynaplan.config import certificates
+from dynaplan.engines.registry import engine_kind
 from dynaplan.fleet.deployments import tail
 from dynaplan.fleet.rules.statefile import Document, arbiter_of, fleet_of
 from dynaplan.fleet.statefile_store import StatefileStore
@@ -69,9 +70,6 @@ KV_SIZE_WAIT_S = 10.0
 
 CONTEXT_METRIC, BLOCK_METRIC = "model_context_length", "model_kv_cache_block_size"
 """The ends of the names of the Frontend's gauges of a model."""
-
-KV_TOTAL_IN_TOKENS = frozenset({"sglang"})
-"""Engines that state the size of their KV cache in tokens, not in blocks."""
 
 
 class EngineDidNotStart(PermanentError):
@@ -270,7 +268,7 @@ async def engine_facts(
     Ask after the first requests. Raises PermanentError when the size of the KV cache stays unknown.
     """
     gauges = await _model_gauges(deployment.url, model)
-    block_tokens = 1 if engine in KV_TOTAL_IN_TOKENS else gauges.get(BLOCK_METRIC, 0)
+    block_tokens = 1 if engine_kind(engine).counts_kv_in_tokens else gauges.get(BLOCK_METRIC, 0)
     metrics = HttpWorkerLoads(tls=certificates.authorities(os.environ))
     deadline_s = monotonic() + KV_SIZE_WAIT_S
     try:

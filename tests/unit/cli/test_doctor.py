@@ -125,7 +125,7 @@ def test_a_missing_server_is_a_fault_unless_the_environment_names_one(
 
 
 def test_without_a_real_engine_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements, "find_installation", lambda name: "")
+    monkeypatch.setattr(requirements.Requirement, "find", lambda requirement: "")
     found = levels(doctor.engines())
     assert found["engines"] is Level.WARNING
     assert found["engine vllm"] is Level.NOTE

@@ -328,7 +328,7 @@ def test_a_user_reads_it_without_a_traceback(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path))
-    monkeypatch.setattr("dynaplan.engines.requirements.check_installed", lambda *_: None)
+    monkeypatch.setattr("dynaplan.engines.requirements.Requirement.check", lambda *_: None)
     path = written(tmp_path, GOOD)
     arguments = ["serve", "graphs.agg:Frontend", "-f", "llamacpp.yaml", "--dry-run", "--gpus", "2"]
     arguments += [f"--Common.model={path}", "--Common.max-model-len=9000000000"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dynaplan.engines import api_rules as rules
 from dynaplan.engines.api_rules import EngineApi, FieldRule
-from dynaplan.engines.engine_apis import LLAMACPP_API
+from dynaplan.engines.llamacpp.request_fields import API as LLAMACPP_API
 
 DEEP = json.loads('{"items":' * 200 + "1" + "}" * 200)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.engines.command import CommandKind, check
+from dynaplan.engines.command import KIND, CommandKind
 from dynaplan.engines.port import EngineContext
 from dynaplan.util.errors import ConfigError
 
@@ -43,8 +43,8 @@ def test_it_is_ready_and_alive_when_its_check_answers() -> None:
 )
 def test_what_cannot_work_is_refused_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check({**OPTIONS, **options}, 0)
+        KIND.check({**OPTIONS, **options}, 0)
 
 
 def test_a_command_that_can_be_started_does_not_raise() -> None:
-    check(OPTIONS, 0)
+    KIND.check(OPTIONS, 0)

@@ -7,19 +7,19 @@ import shutil
 import subprocess
 import sys
 from configparser import ConfigParser
-from importlib import import_module
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 
 from dynaplan.engines import registry
-from dynaplan.engines.model_files import MODEL_KINDS
 from dynaplan.engines.port import Engine, EngineContext
-from dynaplan.engines.requirements import REQUIREMENTS, check_installed
 from dynaplan.util.errors import ConfigError
 
 CONTEXT = EngineContext("ns_VllmWorker")
+
+KINDS = {name: registry.engine_kind(name) for name in registry.ENGINES}
+REQUIREMENTS = {name: kind.requirement for name, kind in KINDS.items() if kind.requirement}
 
 
 @pytest.mark.parametrize(
@@ -42,19 +42,19 @@ def test_every_engine_is_imported_where_none_of_their_packages_is() -> None:
     program = f"""import sys
 {blocked}
 from importlib import import_module
-from dynaplan.engines.registry import CHECKS, ENGINES
+from dynaplan.engines.registry import ENGINES
 for name, module in ENGINES.items():
-    assert callable(import_module(f"dynaplan.engines.{{module}}").make), name
-    assert callable(import_module(f"dynaplan.engines.{{CHECKS[name]}}").check), name
+    assert import_module(f"dynaplan.engines.{{module}}").KIND.name == name
+for module in ("sim.engine", "llamacpp.engine", "server.engine"):
+    import_module(f"dynaplan.engines.{{module}}")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", registry.ENGINES.values())
-def test_the_type_checker_compares_every_engine_with_the_port(module: str) -> None:
-    make = import_module(f"dynaplan.engines.{module}").make
-    assert get_type_hints(make)["return"] is Engine
+@pytest.mark.parametrize("name", registry.ENGINES)
+def test_the_type_checker_compares_every_engine_with_the_port(name: str) -> None:
+    assert get_type_hints(KINDS[name].make)["return"] is Engine
 
 
 def test_an_engine_is_imported_only_when_it_is_chosen() -> None:
@@ -65,12 +65,13 @@ def test_an_engine_is_imported_only_when_it_is_chosen() -> None:
     )
     modules = set(done.stdout.split())
     assert "dynaplan.engines.sim.profiles" in modules
-    assert "aiohttp" not in modules, "serve, which checks, needs no HTTP"
+    assert not modules & {"aiohttp", "zmq", "dynaplan.engines.sim.engine"}, "serve, which checks, needs none"
     assert not modules & {f"dynaplan.engines.{name}" for name in REQUIREMENTS}
 
 
 def test_every_engine_that_loads_a_model_itself_has_a_kind_of_model_and_a_requirement() -> None:
-    assert set(registry.ENGINES) - {"sim", "command"} == set(MODEL_KINDS) == set(REQUIREMENTS)
+    kinds = {name for name, kind in KINDS.items() if kind.model_kind}
+    assert set(registry.ENGINES) - {"sim", "command"} == kinds == set(REQUIREMENTS)
 
 
 # -- requirements --------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def test_an_engine_that_is_not_installed_is_refused_with_the_line_that_installs_
     engine: str, nothing_installed: None
 ) -> None:
     with pytest.raises(ConfigError, match=f"engine is '{engine}', which is not installed") as caught:
-        check_installed(engine, {})
+        REQUIREMENTS[engine].check(engine, {})
     assert caught.value.hint.startswith(f"pip install '{REQUIREMENTS[engine].package}'")
 
 
@@ -101,9 +102,9 @@ def test_a_program_that_is_named_takes_the_place_of_an_installed_one(
     given = words.format(program) if isinstance(words, str) else [word.format(program) for word in words]
     option = REQUIREMENTS[engine].option
     with pytest.raises(ConfigError, match=f"{option} is .*, but there is no program {program}"):
-        check_installed(engine, {option: given})
+        REQUIREMENTS[engine].check(engine, {option: given})
     program.touch(mode=0o700)
-    check_installed(engine, {option: given})
+    REQUIREMENTS[engine].check(engine, {option: given})
 
 
 @pytest.mark.parametrize("name", ["server --foo", "it's", "~nobody-here"])
@@ -111,14 +112,14 @@ def test_the_whole_of_what_names_a_llama_server_is_its_path(name: str, tmp_path:
     (tmp_path / "server").touch(mode=0o700)
     given = name if name.startswith("~") else str(tmp_path / name)
     with pytest.raises(ConfigError, match=f"there is no program {given}"):
-        check_installed("llamacpp", {"llama-server": given})
+        REQUIREMENTS["llamacpp"].check("llamacpp", {"llama-server": given})
     (tmp_path / name).touch(mode=0o700)
-    check_installed("llamacpp", {"llama-server": str(tmp_path / name)})
+    REQUIREMENTS["llamacpp"].check("llamacpp", {"llama-server": str(tmp_path / name)})
 
 
 def test_the_llama_server_of_the_path_may_be_asked_for(nothing_installed: None) -> None:
     with pytest.raises(ConfigError, match="there is no program llama-server"):
-        check_installed("llamacpp", {"llama-server": True})
+        REQUIREMENTS["llamacpp"].check("llamacpp", {"llama-server": True})
 
 
 @pytest.mark.parametrize("engine", REQUIREMENTS)
@@ -127,11 +128,7 @@ def test_a_command_on_the_path_is_enough_and_does_not_raise(
 ) -> None:
     wanted = REQUIREMENTS[engine].command
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/it" if name == wanted else None)
-    check_installed(engine, {})
-
-
-def test_the_simulated_engine_needs_nothing_and_does_not_raise(nothing_installed: None) -> None:
-    check_installed("sim", {})
+    REQUIREMENTS[engine].check(engine, {})
 
 
 def test_the_line_that_installs_an_engine_is_its_extra() -> None:

@@ -64,7 +64,7 @@ def test_its_kv_transport_listens_on_this_machine_only_unless_told_otherwise(
 
 
 def test_it_holds_nothing_so_nobody_need_tell_it_that_a_hand_off_was_taken() -> None:
-    assert not sglang.make({"model": "m"}, context()).waits_for_release
+    assert not sglang.KIND.make({"model": "m"}, context()).waits_for_release
 
 
 def test_looking_at_its_health_generates_nothing() -> None:
@@ -102,7 +102,7 @@ def test_a_prefill_worker_opens_a_bootstrap_server_on_its_leased_port() -> None:
 def test_the_frontend_is_told_that_such_a_decode_worker_needs_a_hand_off(
     options: dict[str, Any], role: str, expected: bool
 ) -> None:
-    engine = sglang.make({"model": "m", **options}, context(role=role))
+    engine = sglang.KIND.make({"model": "m", **options}, context(role=role))
     assert engine.card().get("requires_remote_prefill", False) is expected
 
 

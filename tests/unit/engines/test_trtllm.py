@@ -108,16 +108,16 @@ def test_clients_may_use_the_name_that_it_is_served_by_which_it_is_not_told() ->
     """It answers whatever model a request names, and has no flag for a name of its own."""
     options = {"model": "/models/tiny", "served-model-name": "public"}
     assert "public" not in words(options)
-    engine = trtllm.make(options, context())
+    engine = trtllm.KIND.make(options, context())
     engine._model = {"id": "tiny"}  # as it says once it runs
     assert engine.card()["model"] == "public"
-    unnamed = trtllm.make({"model": "/models/tiny"}, context())
+    unnamed = trtllm.KIND.make({"model": "/models/tiny"}, context())
     unnamed._model = {"id": "tiny"}
     assert unnamed.card()["model"] == "tiny"
 
 
 async def test_its_count_of_requests_is_not_relied_upon() -> None:
-    engine = trtllm.make({"model": "m"}, context())
+    engine = trtllm.KIND.make({"model": "m"}, context())
     with pytest.raises(PermanentError, match="does not tell how many requests"):
         await engine.count_requests()
 

@@ -29,7 +29,7 @@ def launch(
 ) -> LaunchLine:
     options = {"model": "/models/m", "vllm-command": "vllm serve", **(options or {})}
     context = EngineContext("w", role, address, token=TOKEN, gpus=gpus)
-    vllm.check(options, gpus)
+    vllm.KIND.check(options, gpus)
     ports = range(20001, 20001 + vllm.KIND.ports_needed(options, context))
     return vllm.KIND.command(options, context, tuple(ports))
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from dynaplan.engines.engine_apis import LLAMACPP_API as LLAMACPP
+from dynaplan.engines.llamacpp.request_fields import API as LLAMACPP
 from dynaplan.engines.timing_model.tokens import count_tokens
 from dynaplan.gateway.body_reader_main import (
     DOCUMENT_BYTES,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dynaplan.engines.llamacpp import engine, launch_line
 from dynaplan.engines.llamacpp import engine as llamacpp
+from dynaplan.engines.llamacpp import launch_line
 from dynaplan.engines.llamacpp import launch_line as llamacpp_options
 from dynaplan.engines.llamacpp.launch_line import LlamaOptions, read_options
 from dynaplan.engines.llamacpp.server_main import main
@@ -159,7 +159,7 @@ def test_a_wrong_option_is_refused_by_name(options: dict[str, Any], named: str) 
     with pytest.raises(ConfigError, match=named):
         read(**options)
     section = {key.replace("_", "-"): value for key, value in {"model": MODEL, **options}.items()}
-    for check in (engine.check, launch_line.KIND.check):
+    for check in (launch_line.KIND.check_ahead, launch_line.KIND.check):
         with pytest.raises(ConfigError, match=named):
             check(section, 1)
 
@@ -307,7 +307,7 @@ async def test_no_secret_is_on_the_command_line_or_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, program: str
 ) -> None:
     monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path / "node"))
-    monkeypatch.setattr(launch_line, "check_installed", lambda *_: None)
+    monkeypatch.setattr(launch_line.Requirement, "check", lambda *_: None)
     monkeypatch.setattr(launch_line.importlib.util, "find_spec", lambda _: "xllamacpp")
     caplog.set_level(logging.INFO)
     spawned: list[Any] = []
@@ -318,7 +318,7 @@ async def test_no_secret_is_on_the_command_line_or_in_the_log(
 
     monkeypatch.setattr(EngineChild, "spawn", spawn)
     options = {"model": MODEL, "llama-server": program, "hf-token": "hf_secret", "ssl-key": "flag-secret"}
-    engine = llamacpp.make(options, EngineContext("w", token="secret"))
+    engine = llamacpp.LlamaCppEngine(options, EngineContext("w", token="secret"))
     with pytest.raises(WorkerStartFailed):
         await engine.start()
     await engine.stop()

@@ -17,8 +17,9 @@ import yaml
 from dynaplan.engines import sglang, trtllm, vllm
 from dynaplan.engines.llamacpp import launch_line as llamacpp
 from dynaplan.engines.port import EngineContext
+from dynaplan.engines.requirements import Requirement
 from dynaplan.engines.server.engine_options import lora_names
-from dynaplan.engines.server.kind import EngineKind, LaunchLine, cached_tokens_of
+from dynaplan.engines.server.kind import LaunchLine, ServerKind, cached_tokens_of
 from dynaplan.engines.server.metrics import EngineMetrics, read_metrics
 from dynaplan.util.errors import ConfigError
 
@@ -35,7 +36,7 @@ class Case:
     ``every`` are all options that an adapter has to know, ``tensor`` its flag for the tensor parallel size.
     """
 
-    kind: EngineKind
+    kind: ServerKind
     options: Mapping[str, Any]
     tensor: str = ""
     every: Mapping[str, Any] = field(default_factory=dict)
@@ -106,7 +107,7 @@ CASES = {
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", GPU)
-    monkeypatch.setattr(llamacpp, "check_installed", lambda *_: None)
+    monkeypatch.setattr(Requirement, "check", lambda *_: None)
 
 
 @pytest.fixture(params=CASES)

@@ -12,7 +12,7 @@ from dynaplan.engines.llamacpp.launch_line import KIND as LLAMACPP
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.server import engine as module
 from dynaplan.engines.server.engine import ServerEngine
-from dynaplan.engines.server.kind import EngineKind
+from dynaplan.engines.server.kind import ServerKind
 from dynaplan.engines.sglang import KIND as SGLANG
 from dynaplan.engines.vllm import KIND as VLLM
 from dynaplan.process.memory import BoxMemory
@@ -33,7 +33,7 @@ GIB = 2**30
     ],
 )
 async def test_a_second_engine_starts_beside_the_first_where_cores_and_memory_bear_it(
-    kind: EngineKind,
+    kind: ServerKind,
     space: str,
     free_gib: int,
     gpus: str,

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from dynaplan.engines.sim.profiles import check, load_profile
+from dynaplan.engines.sim.kind import KIND
+from dynaplan.engines.sim.profiles import load_profile
 from dynaplan.util.errors import ConfigError
 
 KV_TOKENS = 200_000
@@ -73,9 +74,9 @@ def test_a_half_whose_files_are_lost_is_an_error_that_names_them(tmp_path: Path,
 
 
 def test_the_check_raises_what_making_the_engine_would() -> None:
-    check({"speedup-ratio": 2}, 1)
+    KIND.check({"speedup-ratio": 2}, 1)
     with pytest.raises(ConfigError, match="speedup-ratio"):
-        check({"speedup-ratio": -1}, 1)
+        KIND.check({"speedup-ratio": -1}, 1)
     for profile in ("no-such-profile", "~nobody-here/profile"):
         with pytest.raises(ConfigError, match="does not exist"):
-            check({"profile": profile}, 1)
+            KIND.check({"profile": profile}, 1)
