@@ -204,7 +204,7 @@ def _service(found: RunningDeployment | None, url: str | None, given: Mapping[st
     """Return what to measure; a deployment of this box brings its own key."""
     from dynaplan.cli.bench_measurement import BenchTarget
     from dynaplan.config import certificates
-    from dynaplan.util.tls import trusted
+    from dynaplan.http.tls import trusted
 
     address = (url or (found.frontend_url if found else "")).rstrip("/").removesuffix("/v1")
     tls = trusted(address, certificates.authorities(os.environ))

@@ -16,6 +16,7 @@ from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.fleet import deployments
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role
+from dynaplan.http.tls import ClientTls
 from dynaplan.lab.profiling.load.completions import (
     Answer,
     AnswerStream,
@@ -35,7 +36,6 @@ from dynaplan.util.descriptors import raise_descriptor_limit
 from dynaplan.util.durations import clock
 from dynaplan.util.errors import DeploymentError, UserError
 from dynaplan.util.progress import ProgressLine
-from dynaplan.util.tls import ClientTls
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment

@@ -38,11 +38,11 @@ from dynaplan.contract.model_keys import (
 from dynaplan.contract.store_keys import FREE_GPUS, DesiredCounts, by_name, fleet_key
 from dynaplan.fleet.rules.statefile import planner_keys_of
 from dynaplan.graph.lifecycle import HOLDS_GPUS
+from dynaplan.http.routes import ALL_METRICS_PATH, EVENTS, ROUTING_PATH
 from dynaplan.models.model import HOST
 from dynaplan.store.instances import PUBLIC_URL, SERVICES_PREFIX, Instance, public_urls
 from dynaplan.util.documents import parse_object
 from dynaplan.util.durations import wall_clock
-from dynaplan.util.http_routes import ALL_METRICS_PATH, EVENTS, ROUTING_PATH
 
 if TYPE_CHECKING:
     import aiohttp
@@ -164,7 +164,7 @@ async def read_draining(workers: Iterable[Worker]) -> frozenset[str]:
 
     A person has told them to leave, by a signal or by revoking their leases, and not the fleet plugin.
     """
-    from dynaplan.util.probe import get_text
+    from dynaplan.http.probe import get_text
 
     lost = [each for each in workers if each.state.value == "starting" and each.url and each.pid]
     answers = await asyncio.gather(*(get_text(each.url, "/health", HEALTH_TIMEOUT_S) for each in lost))

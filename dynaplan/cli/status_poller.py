@@ -31,6 +31,7 @@ from dynaplan.cli.status_document import (
     read_routing,
 )
 from dynaplan.cli.timing import GPU_POLL_S, METRICS_TIMEOUT_S, SLOW_POLL_S, STORE_POLL_S
+from dynaplan.http.routes import LOAD_HISTORY_PATH
 from dynaplan.planner.metrics.exposition import (
     ITL,
     OSL,
@@ -46,7 +47,6 @@ from dynaplan.planner.metrics.exposition import (
 from dynaplan.store.instances import public_urls
 from dynaplan.util.blocking_read import BlockingRead
 from dynaplan.util.documents import parse_object
-from dynaplan.util.http_routes import LOAD_HISTORY_PATH
 from dynaplan.util.masking import mask_secrets
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from dynaplan.config.settings.servers import TlsSettings
 from dynaplan.util.errors import ConfigError, DeploymentError
 
 if TYPE_CHECKING:
-    from dynaplan.util.tls import ClientTls, ServerTls
+    from dynaplan.http.tls import ClientTls, ServerTls
 
 
 def authorities(environ: Mapping[str, str]) -> ClientTls:
     """Return what components of other hosts are verified by; raises ConfigError for an unusable file."""
-    from dynaplan.util.tls import UnusableTls, client_tls
+    from dynaplan.http.tls import UnusableTls, client_tls
 
     try:
         return client_tls(TlsSettings.from_environment(environ).tls_ca or "")
@@ -29,7 +29,7 @@ def own_certificate(environ: Mapping[str, str]) -> ServerTls | None:
 
     Raises DeploymentError when the files cannot be used now.
     """
-    from dynaplan.util.tls import ServerTls, UnusableTls
+    from dynaplan.http.tls import ServerTls, UnusableTls
 
     settings = TlsSettings.from_environment(environ)
     if not (settings.tls_cert and settings.tls_key):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from dynaplan.engines.kv_events import BlockChange
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
-from dynaplan.util.http_routes import Route
+from dynaplan.http.routes import Route
 
 
 @dataclass(frozen=True)

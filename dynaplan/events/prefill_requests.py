@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dynaplan.http.trace import passed_headers
 from dynaplan.util.documents import (
     flag_field,
     number_field,
@@ -17,7 +18,6 @@ from dynaplan.util.documents import (
     whole_field,
     whole_list_field,
 )
-from dynaplan.util.http_routes import passed_headers
 
 
 def prefill_stream(namespace: str, component: str = "") -> str:

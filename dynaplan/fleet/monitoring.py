@@ -11,7 +11,7 @@ from typing import Any
 from dynaplan.config.settings.servers import CA_VARIABLE
 from dynaplan.fleet.deployments import RunningDeployment
 from dynaplan.fleet.prometheus_targets import TARGETS_FILE
-from dynaplan.util.http_routes import ALL_METRICS_PATH
+from dynaplan.http.routes import ALL_METRICS_PATH
 
 SCRAPE_INTERVAL_S = 5
 """Seconds between two scrapes: the planner and the engines have new values every few seconds."""

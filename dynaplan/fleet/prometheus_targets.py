@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dynaplan.util.http_routes import ALL_METRICS_PATH
+from dynaplan.http.routes import ALL_METRICS_PATH
 
 TARGETS_FILE = "prometheus.json"
 """The file's name, in the directory of the logs."""

@@ -13,9 +13,9 @@ from dynaplan.fleet.rules.statefile import fleet_of
 from dynaplan.fleet.servers import ServerSpec
 from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.http.probe import get_health
 from dynaplan.util import screen
 from dynaplan.util.errors import StatefileCorrupt
-from dynaplan.util.probe import get_health
 
 READINESS_POLL_S = 0.05
 LATE_POLL_S = 1.0

@@ -54,10 +54,10 @@ from dynaplan.events.prefill_requests import prefill_stream
 from dynaplan.fleet.runtime_dir import MAX_SOCKET_PATH_BYTES, make_private_directory, write_private
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec
+from dynaplan.http.probe import get_health_at
 from dynaplan.store import connections
 from dynaplan.util.errors import ConfigError, PermanentError, TemporaryError, UserError
 from dynaplan.util.masking import mask_secrets
-from dynaplan.util.probe import get_health_at
 from dynaplan.util.sockets import free_port
 
 STORE_DIRECTORY = "store"

@@ -33,13 +33,13 @@ from dynaplan.fleet.rules.observing import unmanaged
 from dynaplan.fleet.watchers import service_of, services_stopped_first
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.model import GraphSpec
+from dynaplan.http.probe import get_text
 from dynaplan.process.ports import Processes
 from dynaplan.process.supervisor_link import SupervisorLink
 from dynaplan.store import connections
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from dynaplan.util.durations import clock
 from dynaplan.util.errors import PermanentError, TemporaryError
-from dynaplan.util.probe import get_text
 from dynaplan.util.progress import ProgressLine
 from dynaplan.util.terminal import try_write
 

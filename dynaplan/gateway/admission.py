@@ -14,8 +14,8 @@ from typing import Any
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.gateway.openai_api import ApiError, Call, check_context, check_media
+from dynaplan.http.browser_policy import BrowserPolicy, HeaderLookup, HostNames
 from dynaplan.store.instances import is_loopback
-from dynaplan.util.browser_policy import BrowserPolicy, HeaderLookup, HostNames
 
 
 class Admission:

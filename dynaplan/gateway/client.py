@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynaplan.gateway.http_messages import Headers, Request, Response
 from dynaplan.gateway.request_bodies import BodyShare, receive_body
-from dynaplan.util.http_routes import NO_TRACE, TRACE_PARENT, TRACE_STATE, trace_headers
+from dynaplan.http.messages import Headers, Request, Response
+from dynaplan.http.trace import NO_TRACE, TRACE_PARENT, TRACE_STATE, trace_headers
 
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 

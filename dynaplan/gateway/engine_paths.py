@@ -5,7 +5,7 @@ may have any. Such a request goes to one model, which is loaded for it as for an
 query and body, and nothing is retried. The answer comes back with its status and form. What is not passed:
 
 - headers that are about one connection or about this server: the key, cookies, hosts, origins. So an engine's
-  word on which web pages may read its answers is not passed either (``util/browser_policy``)
+  word on which web pages may read its answers is not passed either (``http/browser_policy``)
 - what no client may set or make an engine fetch, as on all other paths (``openai_api``)
 - paths by which dynaplan itself steers engines: a model that a client puts to sleep would be lost to others
 
@@ -26,7 +26,6 @@ from msgspec.structs import replace
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.forms import FORM_TYPE
 from dynaplan.gateway.frontend_models import FrontendModel, FrontendModels
-from dynaplan.gateway.http_messages import Request, Response, WholeBody
 from dynaplan.gateway.model_queue import LOAD_ONLY_CALL
 from dynaplan.gateway.openai_api import (
     API_PATHS,
@@ -42,6 +41,7 @@ from dynaplan.gateway.request_bodies import BodyShare
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.gateway.routing.worker_router import Booking
 from dynaplan.gateway.upstream import EngineAnswer, WorkerDied, WorkerRefused
+from dynaplan.http.messages import Request, Response, WholeBody
 
 READ_ONLY = frozenset(
     {"/props", "/slots", "/lora-adapters", "/v1/audio/voices", "/sdapi/v1/loras", "/tokens"}

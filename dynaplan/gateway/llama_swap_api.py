@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 from dynaplan.gateway import model_documents
 from dynaplan.gateway.frontend_models import FrontendModel, FrontendModels
-from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.openai_api import ApiError
 from dynaplan.gateway.reports import Reports
 from dynaplan.gateway.request_path import RequestPath
+from dynaplan.http.messages import Request, Response
 from dynaplan.process.log_tail import LogTail
 
 POLL_S = 0.5

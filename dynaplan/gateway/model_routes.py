@@ -20,17 +20,17 @@ from dynaplan.contract.model_orders import change_order, load_order, unload_orde
 from dynaplan.engines.model_facts import ModelFacts, model_path, read_facts
 from dynaplan.gateway import llama_swap_api, model_documents, ollama_api
 from dynaplan.gateway.client import Client
-from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.engine_paths import Completions, EnginePathProxy
 from dynaplan.gateway.error_forms import message_of, sentence_of
 from dynaplan.gateway.frontend_models import FrontendModel
-from dynaplan.gateway.http_messages import Answering, Request, Response, WholeBody
 from dynaplan.gateway.llama_swap_api import LlamaSwapApi
 from dynaplan.gateway.model_documents import RunningModel
 from dynaplan.gateway.ollama_api import OllamaModel, Translation
 from dynaplan.gateway.openai_api import CONTEXT_CODE, ApiError, bad_request, parse_object
 from dynaplan.gateway.request_bodies import MAX_INLINE_PARSE_BYTES, BodyShare
 from dynaplan.gateway.request_path import RequestPath
+from dynaplan.http.messages import Answering, Request, Response, WholeBody
+from dynaplan.http.server import Handler
 from dynaplan.store.port import KeyValueStore
 
 EVENTS_POLL_S = 0.2

@@ -15,9 +15,9 @@ from array import array
 from typing import Any
 
 from dynaplan.gateway import ollama_api, timing
-from dynaplan.gateway.http_messages import InvalidBody, Request
 from dynaplan.gateway.ollama_api import Translation
 from dynaplan.gateway.openai_api import ApiError, ApiPath, Call, bad_request, parse_call
+from dynaplan.http.messages import InvalidBody, Request
 from dynaplan.process.helper import HelperFailed, HelperLimits, HelperProcess, HelperTimeout
 
 log = logging.getLogger(__name__)

@@ -83,10 +83,10 @@ from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, SleepingWork
 from dynaplan.gateway.routing.whole_answers import WholeAnswers
 from dynaplan.gateway.routing.worker_router import Booking
 from dynaplan.gateway.upstream import REFUSALS, EngineAnswer, Upstream, WorkerDied, WorkerRefused
+from dynaplan.http.request_ids import attempt_id
+from dynaplan.http.trace import REQUEST_ID
 from dynaplan.store.instances import Instance
 from dynaplan.util.descriptors import descriptor_limit, is_exhausted
-from dynaplan.util.http_routes import REQUEST_ID
-from dynaplan.worker.request_ids import attempt_id
 
 log = logging.getLogger(__name__)
 

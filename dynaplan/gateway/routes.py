@@ -10,18 +10,18 @@ from typing import Protocol
 
 from dynaplan.contract.page_access import PAGE_PATH
 from dynaplan.gateway.client import Client
-from dynaplan.gateway.client_connection import Handler
 from dynaplan.gateway.engine_paths import EnginePathProxy
 from dynaplan.gateway.error_forms import error_body
-from dynaplan.gateway.http_messages import Headers, Request, Response
 from dynaplan.gateway.metrics import CONTENT_TYPE
 from dynaplan.gateway.model_routes import ModelRoutes, get_has_side_effects
 from dynaplan.gateway.openai_api import API_PATHS, UNKNOWN_URL, ApiError, ApiPath, not_implemented
 from dynaplan.gateway.passthrough import find_unserved
 from dynaplan.gateway.request_path import RequestPath
-from dynaplan.util.browser_policy import BrowserRefusal, is_preflight, preflight_headers
+from dynaplan.http.browser_policy import BrowserRefusal, is_preflight, preflight_headers
+from dynaplan.http.messages import Headers, Request, Response
+from dynaplan.http.routes import ALL_METRICS_PATH, LOAD_HISTORY_PATH
+from dynaplan.http.server import Handler
 from dynaplan.util.errors import nearest
-from dynaplan.util.http_routes import ALL_METRICS_PATH, LOAD_HISTORY_PATH
 
 MODELS = "/v1/models"
 

@@ -23,19 +23,19 @@ from dynaplan.contract.counts import FleetCounts
 from dynaplan.contract.store_keys import fleet_key
 from dynaplan.gateway import timing
 from dynaplan.gateway.admission import Admission
-from dynaplan.gateway.client_connection import Handler, HttpServer
+from dynaplan.gateway.error_forms import error_body
 from dynaplan.gateway.frontend_models import (
     FrontendModel,
     FrontendModels,
     on_demand_model,
     on_demand_settings,
 )
-from dynaplan.gateway.http_messages import Request, Response
 from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
 from dynaplan.gateway.llama_swap_api import LlamaSwapApi
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.model_queue import DemandPublisher
 from dynaplan.gateway.model_routes import ModelRoutes
+from dynaplan.gateway.openai_api import JSON_TYPE, internal_error
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.gateway.reports import Reports
@@ -45,16 +45,19 @@ from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.stalled_workers import StalledWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
-from dynaplan.gateway.stream_batching import StreamBatch
 from dynaplan.gateway.upstream import Upstream
+from dynaplan.http.acceptor import Acceptor
+from dynaplan.http.limits import ConnectionLimits
+from dynaplan.http.messages import Request, Response
+from dynaplan.http.routes import ROUTING_PATH, Route
+from dynaplan.http.server import Handler, HttpServer
+from dynaplan.http.stream_batching import StreamBatch
 from dynaplan.routing.routing_logic import KV_MODE
 from dynaplan.store.instances import PUBLIC_URL, SLEEP, host_of, is_loopback
 from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.util.documents import parse_object
-from dynaplan.util.http_routes import ROUTING_PATH, Route
 from dynaplan.util.sockets import bound_socket, url_of
 from dynaplan.util.tasks import BackgroundTasks
-from dynaplan.worker.http_server import Acceptor, ConnectionLimits
 from dynaplan.worker.routers import ROUTES_TO
 
 if TYPE_CHECKING:
@@ -347,9 +350,12 @@ class FrontendServer:
         return HttpServer(
             self._routes.handle,
             limits,
-            self._metrics.count_closed_connection,
-            self._batch,
-            self._routes.readable_by,
+            closed=self._metrics.count_closed_connection,
+            batch=self._batch,
+            readable_by=self._routes.readable_by,
+            failed=lambda request: Response(
+                500, {"Content-Type": JSON_TYPE}, error_body(request.path, internal_error())
+            ),
         )
 
     def _public_url(self) -> str:

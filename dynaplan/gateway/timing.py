@@ -17,9 +17,6 @@ at a load of 9 for each core.
 SHUTDOWN_TIMEOUT_S = 0.5
 """Time for which cancelled requests may take to end at the end, when nearly every one is answered already."""
 
-LINGER_S = 5.0
-"""Time for which the rest of a body is read and dropped that was answered before it had come."""
-
 BACKGROUND_TIMEOUT_S = 2.0
 """Time at the end for messages to workers that no request waits for."""
 
@@ -30,15 +27,6 @@ BODY_READER_IDLE_S = 60.0
 """Time for which the reading process is kept without work: it holds 15 MB, and frees what bodies took."""
 
 # Workers
-
-WORKER_CONNECT_TIMEOUT_S = 2.0
-"""Time that connecting to a worker may take."""
-
-WORKER_KEEP_ALIVE_S = 4.0
-"""Time for which an idle connection is kept.
-
-Engines keep theirs longer (vLLM and SGLang 5 s), so that this side closes first.
-"""
 
 AVOID_WORKER_S = 0.25
 """Time for which a worker that refused or died gets no request; after that it is tried again."""

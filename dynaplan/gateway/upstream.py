@@ -11,19 +11,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from dynaplan.gateway.engine_connections import (
-    EngineConnection,
-    EnginePool,
+from dynaplan.gateway.openai_api import JSON_TYPE, ApiError, out_of_descriptors
+from dynaplan.http.connections import (
+    ConnectionPool,
     Origin,
+    ServerConnection,
     Stalled,
     Target,
     target_of,
 )
-from dynaplan.gateway.openai_api import JSON_TYPE, ApiError, out_of_descriptors
-from dynaplan.gateway.stream_batching import StreamBatch
+from dynaplan.http.stream_batching import StreamBatch
+from dynaplan.http.tls import ClientTls
+from dynaplan.http.trace import NO_TRACE
 from dynaplan.util.descriptors import descriptor_limit, is_exhausted
-from dynaplan.util.http_routes import NO_TRACE
-from dynaplan.util.tls import ClientTls
 
 REFUSALS = frozenset({502, 503, 504})
 """HTTP statuses of a worker that drains or is not ready yet."""
@@ -56,7 +56,7 @@ class Upstream:
 
     def __init__(self, worker_token: str, tls: ClientTls, batch: StreamBatch) -> None:
         self._authorization = f"Authorization: Bearer {worker_token}\r\n".encode()
-        self._pool = EnginePool(tls, batch)
+        self._pool = ConnectionPool(tls, batch)
 
     async def post(
         self,
@@ -139,7 +139,7 @@ class Upstream:
         own = f"X-Request-Id: {request_id}\r\nContent-Length: {body_bytes}\r\n{more}\r\n"
         return target.line + self._authorization + own.encode("utf-8", "surrogateescape")
 
-    async def _connect(self, target: Target) -> EngineConnection:
+    async def _connect(self, target: Target) -> ServerConnection:
         try:
             return await self._pool.open(target.origin)
         except OSError as error:  # a TimeoutError, too
@@ -149,7 +149,7 @@ class Upstream:
 
     async def _exchange(
         self,
-        connection: EngineConnection,
+        connection: ServerConnection,
         target: Target,
         head: bytes,
         body: bytes,
@@ -176,7 +176,7 @@ class EngineAnswer:
     """The answer to one request, from its status to ``close``, which may come at any time."""
 
     def __init__(
-        self, connection: EngineConnection, pool: EnginePool, target: Target, *, is_kept: bool = True
+        self, connection: ServerConnection, pool: ConnectionPool, target: Target, *, is_kept: bool = True
     ) -> None:
         self.connection = connection  # not behind a method: each stream would make one more call
         self._pool = pool

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from aiohttp import web
 
 from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.http.limits import ConnectionLimits
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.prometheus_text import CONTENT_TYPE, render
 from dynaplan.util.sockets import bound_socket
-from dynaplan.worker.http_server import ConnectionLimits, LimitedRunner
+from dynaplan.worker.http_server import LimitedRunner
 
 
 async def serve_metrics(

@@ -19,8 +19,8 @@ from dynaplan.contract.page_access import (
     new_session,
     session_key,
 )
-from dynaplan.gateway.http_messages import Request
-from dynaplan.util.browser_policy import HostNames
+from dynaplan.http.browser_policy import HostNames
+from dynaplan.http.messages import Request
 
 KEY_HEADER = "X-Dynaplan-Key"
 """The header with the session's key. No other site can send it: a browser asks the server first (CORS)."""

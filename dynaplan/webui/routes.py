@@ -15,11 +15,11 @@ import dynaplan
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.contract.page_access import PAGE_PATH
 from dynaplan.gateway.admission import host_names
-from dynaplan.gateway.client_connection import Handler
-from dynaplan.gateway.http_messages import InvalidBody, Request, Response
+from dynaplan.http.browser_policy import HostNames
+from dynaplan.http.messages import InvalidBody, Request, Response
+from dynaplan.http.server import Handler
 from dynaplan.lab.drawing.svg import STYLE
 from dynaplan.process.helper import HelperLimits, HelperProcess, helper_environment
-from dynaplan.util.browser_policy import HostNames
 from dynaplan.webui.actions import command_arguments, log_part, run_command
 from dynaplan.webui.charts import ChartsRequest
 from dynaplan.webui.page_guard import PageGuard, PageRefusal

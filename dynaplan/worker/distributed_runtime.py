@@ -28,6 +28,7 @@ from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.events.component_events import ComponentEvents
 from dynaplan.events.port import EventPlane, Messenger
 from dynaplan.graph.endpoints import request_type_of
+from dynaplan.http.tls import ClientTls, ServerTls
 from dynaplan.process.identity import LeaseOwner
 from dynaplan.process.signals import on_signals
 from dynaplan.store.buckets import Bucket
@@ -39,7 +40,6 @@ from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.sockets import bound_socket
 from dynaplan.util.tasks import BackgroundTasks
-from dynaplan.util.tls import ClientTls, ServerTls
 from dynaplan.worker.endpoint_client import EndpointClient, worker_session
 from dynaplan.worker.endpoints import ServedEndpoint
 from dynaplan.worker.lifecycle import HostedService, WorkerLifecycle

@@ -16,11 +16,11 @@ from typing import Any
 
 import aiohttp
 
+from dynaplan.http.tls import ClientTls
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import DeadlineExceeded, PermanentError, RequestRefused, TemporaryError, UserError
-from dynaplan.util.tls import ClientTls
 from dynaplan.worker.deadlines import deadline_after, iterate_until, timeout_headers
 from dynaplan.worker.endpoints import to_plain
 from dynaplan.worker.timing import (

@@ -14,8 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
+from dynaplan.http.routes import Route
 from dynaplan.util.errors import DeadlineExceeded, RequestRefused, TemporaryError, UserError
-from dynaplan.util.http_routes import Route
 from dynaplan.worker.deadlines import deadline_scope, iterate_until, parse_deadline
 
 log = logging.getLogger(__name__)

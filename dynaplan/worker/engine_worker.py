@@ -24,6 +24,7 @@ from dynaplan.config.settings.worker import KV_NETWORK_ENGINE, WorkerSettings, e
 from dynaplan.engines import registry
 from dynaplan.engines.kv_events import CARD_KEY, FOLLOWS
 from dynaplan.engines.port import EngineContext
+from dynaplan.http.routes import Route
 from dynaplan.store.instances import (
     ASLEEP,
     PREFILL_WORKER_QUEUE,
@@ -37,7 +38,6 @@ from dynaplan.store.model import Transaction
 from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.store.timing import STORE_CALL_TIMEOUT_S
 from dynaplan.util.errors import PermanentError, TemporaryError
-from dynaplan.util.http_routes import Route
 from dynaplan.worker.endpoint_client import worker_session
 from dynaplan.worker.kv_event_publisher import KvEventPublisher
 from dynaplan.worker.prefill_puller import PrefillPuller

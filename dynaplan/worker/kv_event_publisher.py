@@ -19,9 +19,9 @@ from dynaplan.engines.kv_events import (
     Stored,
     kv_payload,
 )
+from dynaplan.http.routes import Route
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import ConfigError, PermanentError, QueueUnavailable
-from dynaplan.util.http_routes import Route
 from dynaplan.worker.timing import KV_EVENT_QUIET_S, KV_EVENT_RETRY_MAX_S, KV_EVENT_RETRY_MIN_S
 
 if TYPE_CHECKING:

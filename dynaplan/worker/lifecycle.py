@@ -31,11 +31,11 @@ from typing import Any
 from aiohttp import web
 
 from dynaplan.engines.worker_load import GAUGE_PREFIX, load_gauges
+from dynaplan.http.routes import Route
 from dynaplan.process.signals import on_signals
 from dynaplan.store.instances import Instance
 from dynaplan.store.registration import Registration
 from dynaplan.util import prometheus_text
-from dynaplan.util.http_routes import Route
 from dynaplan.worker.endpoints import ServedEndpoint, check_route, internal_route, public_route
 from dynaplan.worker.server import WorkerServer
 from dynaplan.worker.timing import (

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import socket
 
     from dynaplan.graph.service import Service
+    from dynaplan.http.tls import ServerTls
     from dynaplan.store.port import Store
-    from dynaplan.util.tls import ServerTls
     from dynaplan.worker.server import WorkerServer
     from dynaplan.worker.worker_runtime import WorkerRuntime
 
@@ -144,10 +144,10 @@ async def _run_worker(
 ) -> int:
     import asyncio
 
+    from dynaplan.http.limits import ConnectionLimits
     from dynaplan.store import connections
     from dynaplan.util.sockets import bound_socket, socket_of_stdin
     from dynaplan.worker.hosting import Host
-    from dynaplan.worker.http_server import ConnectionLimits
     from dynaplan.worker.lifecycle import WorkerLifecycle
     from dynaplan.worker.server import WorkerServer
 

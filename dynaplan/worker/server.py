@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from dynaplan.http.limits import ConnectionLimits
+from dynaplan.http.request_ids import add_request_id
+from dynaplan.http.routes import Route
+from dynaplan.http.tls import ServerTls
 from dynaplan.store.instances import is_loopback
 from dynaplan.util.errors import ConfigError, nearest
-from dynaplan.util.http_routes import Route
 from dynaplan.util.sockets import bound_socket, url_of
-from dynaplan.util.tls import ServerTls
-from dynaplan.worker.http_server import ConnectionLimits, LimitedRunner
-from dynaplan.worker.request_ids import add_request_id
+from dynaplan.worker.http_server import LimitedRunner
 
 log = logging.getLogger(__name__)
 

@@ -12,15 +12,15 @@ from dynaplan.config.settings.servers import LEASE_TTL_S
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.port import EventPlane, Messenger
 from dynaplan.graph.lifecycle import Role
+from dynaplan.http.routes import Route
+from dynaplan.http.tls import ClientTls, ServerTls
 from dynaplan.process.identity import LeaseOwner
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.port import Store
 from dynaplan.util.clock import Clock
 from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import QueueUnavailable
-from dynaplan.util.http_routes import Route
 from dynaplan.util.tasks import BackgroundTasks, log_failure
-from dynaplan.util.tls import ClientTls, ServerTls
 
 if TYPE_CHECKING:
     from dynaplan.events.component_events import ComponentEvents

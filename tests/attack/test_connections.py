@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dynaplan.worker import http_server
-from dynaplan.worker.http_server import MAX_HEAD_BYTES, MAX_HEADERS
+from dynaplan.http import limits
+from dynaplan.http.limits import MAX_HEAD_BYTES, MAX_HEADERS
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.polling import consistently, eventually
 
@@ -207,7 +207,7 @@ async def test_a_connection_whose_first_request_is_on_its_way_does_not_make_room
             assert (await all_of(third)).startswith(b"HTTP/1.1 503")
         assert not first.at_eof()
         assert not second.at_eof()
-        monkeypatch.setattr(http_server, "FIRST_REQUEST_S", 0.0)
+        monkeypatch.setattr(limits, "FIRST_REQUEST_S", 0.0)
         async with client(here, LIVE) as fourth:
             assert (await fourth.readline()).startswith(b"HTTP/1.1 200")
 
@@ -226,7 +226,7 @@ async def test_each_of_many_that_find_no_room_reads_why_whatever_it_sends(
             async with client(here, head + text) as reader:
                 return await all_of(reader)
 
-        found = await asyncio.gather(*(refused() for _ in range(3 * http_server.MAX_REFUSED)))
+        found = await asyncio.gather(*(refused() for _ in range(3 * limits.MAX_REFUSED)))
         assert {answer.partition(b"\r\n")[0] for answer in found} == {b"HTTP/1.1 503 Service Unavailable"}
         assert all(b"Retry-After" in answer for answer in found)
         worker.go_on.set()

@@ -20,10 +20,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from dynaplan.gateway.client_connection import HttpServer
-from dynaplan.gateway.http_messages import InvalidBody, Request, Response
-from dynaplan.gateway.stream_batching import StreamBatch
-from dynaplan.worker.http_server import ConnectionLimits
+from dynaplan.http.limits import ConnectionLimits
+from dynaplan.http.messages import InvalidBody, Request, Response
+from dynaplan.http.server import HttpServer
 
 MUTATIONS = 30_000 if os.environ.get("DYNAPLAN_TORTURE") else 100
 TURNS = 30
@@ -152,7 +151,7 @@ class Both:
 
     def __init__(self) -> None:
         self._seen: Seen = []
-        self._ours = HttpServer(self._handle, ConnectionLimits(), lambda _: None, StreamBatch())
+        self._ours = HttpServer(self._handle, ConnectionLimits())
         quiet = logging.getLogger("aiohttp.quiet")
         quiet.disabled = True
         self._theirs = web.Server(self._handle_theirs, access_log=None, logger=quiet, lingering_time=0.0)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from dynaplan.worker.http_server import Acceptor
+from dynaplan.http.acceptor import Acceptor
 from tests.chaos.schedules.network import PUBLIC_PORT, MemoryAcceptor, MemorySocket, Network
 from tests.chaos.schedules.virtual_time import Process, VirtualLoop
 from tests.fakes.polling import eventually

@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from dynaplan.util.tls import client_tls
+from dynaplan.http.tls import client_tls
 from tests.e2e.traces import in_torture
 from tests.fakes.certificates import Authority
 from tests.fakes.components import RunningComponent

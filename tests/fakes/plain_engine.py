@@ -9,7 +9,7 @@ from typing import Any
 from dynaplan.engines.port import BlockChangesCallback, HandOffReady
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
-from dynaplan.util.http_routes import Route
+from dynaplan.http.routes import Route
 
 
 class PlainEngine:

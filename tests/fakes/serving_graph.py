@@ -17,9 +17,9 @@ from aiohttp import web
 
 from dynaplan.engines import registry
 from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.http.routes import Route
 from dynaplan.sdk import async_on_start, dynamo_context, service
 from dynaplan.util.errors import PermanentError, TemporaryError
-from dynaplan.util.http_routes import Route
 
 
 class ServingEngine:

@@ -1,6 +1,6 @@
 """What a web page in a browser gets of every path of the public port, over loopback sockets.
 
-The rule is in ``util/browser_policy.py``; its unit tests have the headers. Here each path has a decision: a
+The rule is in ``http/browser_policy.py``; its unit tests have the headers. Here each path has a decision: a
 new one fails until it has one.
 """
 

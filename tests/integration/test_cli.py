@@ -19,12 +19,12 @@ from aiohttp.test_utils import TestServer
 
 from dynaplan.cli import join
 from dynaplan.cli.status_document import read_routing
+from dynaplan.http.routes import ROUTING_PATH, Route
 from dynaplan.store import connections
 from dynaplan.store.instances import PUBLIC_URL, Instance
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError
-from dynaplan.util.http_routes import ROUTING_PATH, Route
 from dynaplan.util.sockets import bound_socket
 from dynaplan.worker.server import WorkerServer
 

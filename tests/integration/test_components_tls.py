@@ -14,10 +14,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from dynaplan.http.tls import client_tls
 from dynaplan.planner.metrics.frontends import FrontendsTraffic
 from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
 from dynaplan.util.clock import SystemClock
-from dynaplan.util.tls import client_tls
 from tests.fakes.certificates import Authority
 from tests.fakes.components import TOKEN_FILE, RunningComponent
 from tests.fakes.load import Outcome, stream_one

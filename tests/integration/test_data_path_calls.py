@@ -139,7 +139,7 @@ def of_the_path(objects: Iterable[object]) -> Counter[str]:
 async def test_requests_and_their_connections_leave_nothing_to_the_garbage_collector() -> None:
     def has_connections() -> bool:
         alive = of_the_path(gc.get_objects())
-        return bool(alive["ClientConnection"] + alive["EngineConnection"])
+        return bool(alive["ClientConnection"] + alive["ServerConnection"])
 
     async with lock_step() as (here, step):
         gc.collect()  # what other tests have left

@@ -13,15 +13,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from dynaplan.http.limits import ConnectionLimits
+from dynaplan.http.routes import Route
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import PermanentError, RequestRefused, TemporaryError
-from dynaplan.util.http_routes import Route
 from dynaplan.util.sockets import bound_socket
 from dynaplan.worker.endpoint_client import worker_session
 from dynaplan.worker.endpoints import ServedEndpoint, internal_route, public_route
 from dynaplan.worker.hosting import DependencyClient
-from dynaplan.worker.http_server import ConnectionLimits
 from dynaplan.worker.server import DRAINING_HEADER, WORKER_LIMITS, WorkerServer
 from tests.fakes.polling import PATIENCE_S, eventually, lasting
 from tests.fakes.store import FakeStore

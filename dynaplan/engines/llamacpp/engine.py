@@ -25,9 +25,9 @@ from dynaplan.engines.server.kind import Ask, prefill_body
 from dynaplan.engines.server.metrics import EngineMetrics
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.http.routes import Route
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import PermanentError, TemporaryError
-from dynaplan.util.http_routes import Route
 
 log = logging.getLogger(__name__)
 

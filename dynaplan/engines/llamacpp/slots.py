@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dynaplan.engines.held_hand_offs import HOLD_S, HeldHandOffs
 from dynaplan.engines.server.client import ServerClient
+from dynaplan.http.routes import Route
 from dynaplan.util.clock import Clock
 from dynaplan.util.documents import flag_field, whole_field
 from dynaplan.util.errors import PermanentError, TemporaryError
-from dynaplan.util.http_routes import Route
 
 if TYPE_CHECKING:
     from aiohttp import web

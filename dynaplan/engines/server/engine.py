@@ -30,6 +30,7 @@ from dynaplan.engines.server.sleep import EngineSleep
 from dynaplan.engines.server.start_lock import HOST, bounded_start, exclusive_start
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.http.routes import Route
 from dynaplan.process.memory import box_memory
 from dynaplan.process.node_directory import node_dir
 from dynaplan.process.port_leases import PortLease, lease_port, lease_ports
@@ -44,7 +45,6 @@ from dynaplan.util.errors import (
     TemporaryError,
     WorkerStartFailed,
 )
-from dynaplan.util.http_routes import Route
 from dynaplan.util.masking import mask_secrets
 
 log = logging.getLogger(__name__)

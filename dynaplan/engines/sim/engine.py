@@ -25,8 +25,8 @@ from dynaplan.engines.timing_model.engine_model import EngineModel, EngineReques
 from dynaplan.engines.timing_model.kv_blocks import block_hashes
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.http.routes import Route
 from dynaplan.util.errors import PermanentError, RequestRefused, UserError
-from dynaplan.util.http_routes import Route
 
 log = logging.getLogger(__name__)
 

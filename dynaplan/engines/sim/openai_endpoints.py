@@ -29,8 +29,8 @@ from dynaplan.engines.sim.extra_apis import (
     tokenize_response,
 )
 from dynaplan.engines.timing_model.engine_model import EngineRequest, RequestState
+from dynaplan.http.routes import Route
 from dynaplan.util.errors import PermanentError, RequestRefused, UserError
-from dynaplan.util.http_routes import Route
 
 if TYPE_CHECKING:
     from dynaplan.engines.sim.engine import SimEngine

@@ -15,11 +15,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from dynaplan.http.probe import get_health
 from dynaplan.process.heartbeats import SERVE_HEARTBEAT, Heartbeats
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.ports import Processes
 from dynaplan.util.clock import Clock
-from dynaplan.util.probe import get_health
 
 MAX_STEP_S = 2.0
 """The most that one poll adds to a silence, in seconds: a detector that stood still itself accuses nobody."""

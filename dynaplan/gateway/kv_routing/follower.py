@@ -29,13 +29,13 @@ from dynaplan.events.port import EventSubscription
 from dynaplan.events.subjects import Event
 from dynaplan.events.wire_formats import payload_reader
 from dynaplan.gateway import timing
+from dynaplan.http.tls import ClientTls
 from dynaplan.routing.kv_index import IndexSync, KvIndex
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import ConfigError, PermanentError, QueueUnavailable
 from dynaplan.util.tasks import BackgroundTasks
-from dynaplan.util.tls import ClientTls
 from dynaplan.worker.endpoint_client import worker_session
 
 if TYPE_CHECKING:

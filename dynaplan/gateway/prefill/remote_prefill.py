@@ -25,11 +25,11 @@ from dynaplan.gateway.kv_routing.router_inputs import ReportedBlocks
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, worker_failed
 from dynaplan.gateway.prefill.prefill_queue import PrefillDepth, PrefillRouter, RoutedPrompt
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
+from dynaplan.http.trace import NO_TRACE
 from dynaplan.routing.disaggregation import PrefillPlace, place_prefill, with_live_settings
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import PREFILL_WORKER_QUEUE, Instance
 from dynaplan.util.errors import DynaplanError, TemporaryError
-from dynaplan.util.http_routes import NO_TRACE
 from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)

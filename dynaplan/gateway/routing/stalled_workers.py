@@ -25,9 +25,9 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 
 from dynaplan.gateway import timing
-from dynaplan.gateway.engine_connections import Origin, target_of
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.upstream import Upstream
+from dynaplan.http.connections import Origin, target_of
 from dynaplan.store.instances import Instance
 
 log = logging.getLogger(__name__)

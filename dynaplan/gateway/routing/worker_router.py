@@ -21,11 +21,11 @@ from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks,
 from dynaplan.gateway.router_metrics import RouterMetrics
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.stalled_workers import StalledWorkers
+from dynaplan.http.routes import EVENTS
 from dynaplan.routing.booking import BookEntry, WorkerBook
 from dynaplan.routing.routing_logic import make_routing_logic
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
-from dynaplan.util.http_routes import EVENTS
 
 NO_EVENTS = "prediction: its engine tells of no blocks, or events are missing"
 EVENTS_OFF = "prediction: kv-events is off"

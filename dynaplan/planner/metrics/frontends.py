@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import aiohttp
 
 from dynaplan.contract.traffic import Traffic
+from dynaplan.http.tls import ClientTls, trusted
 from dynaplan.planner.metrics.exposition import (
     DEFAULT_PREFIX,
     REQUESTS,
@@ -23,7 +24,6 @@ from dynaplan.planner.metrics.exposition import (
 )
 from dynaplan.planner.timing import FRONTEND_TIMEOUT_S
 from dynaplan.util.clock import Clock
-from dynaplan.util.tls import ClientTls, trusted
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import aiohttp
 
 from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.http.tls import ClientTls
 from dynaplan.planner.timing import WORKER_TIMEOUT_S
 from dynaplan.util.documents import parse_object
-from dynaplan.util.tls import ClientTls
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.sim.engine import SimEngine
-from dynaplan.util.http_routes import Route
+from dynaplan.http.routes import Route
 from dynaplan.worker.server import WorkerServer
 from tests.chaos.schedules.machine import Machine
 from tests.chaos.schedules.virtual_time import PROCESS

@@ -26,9 +26,9 @@ from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.server import start_frontend
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.http import request_ids
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.store.discovery import Discovery
-from dynaplan.worker import request_ids
 from dynaplan.worker.engine_worker import start_decode_worker, start_prefill_worker
 from dynaplan.worker.lifecycle import HostedService, WorkerLifecycle
 from dynaplan.worker.prefill_puller import PrefillPuller

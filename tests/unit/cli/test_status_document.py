@@ -82,7 +82,7 @@ async def test_a_worker_that_somebody_told_to_leave_is_draining_and_another_that
     async def get_text(url: str, path: str, within_s: float) -> bytes:
         return said[url]  # that of a ready worker, or of one without an address, is not asked for
 
-    monkeypatch.setattr("dynaplan.util.probe.get_text", get_text)
+    monkeypatch.setattr("dynaplan.http.probe.get_text", get_text)
     ready = replace(worker("VllmWorker"), pid=7, url="http://ready")
     drains, hangs = (
         replace(ready.moved(STARTING, 100.0, "its registration is gone"), name=url, url=url) for url in said

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from dynaplan.gateway.http_messages import Response
 from dynaplan.gateway.model_routes import OllamaConnection
 from dynaplan.gateway.ollama_api import chat_request
+from dynaplan.http.messages import Response
 
 
 class Written:

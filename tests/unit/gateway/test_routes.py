@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.gateway.admission import Admission
-from dynaplan.gateway.http_messages import Headers, Request
 from dynaplan.gateway.routes import MAX_STARTS_A_TURN, FrontendRoutes
+from dynaplan.http.messages import Headers, Request
 
 CONNECTION = SimpleNamespace(write=None, write_now=None)
 CHAT = Request(

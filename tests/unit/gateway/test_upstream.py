@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from dynaplan.gateway.engine_answers import find_failure
-from dynaplan.gateway.engine_connections import target_of
 from dynaplan.gateway.upstream import EngineAnswer
+from dynaplan.http.connections import target_of
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
 DONE = b"data: [DONE]\n\n"

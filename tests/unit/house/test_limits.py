@@ -12,8 +12,8 @@ from dynaplan.gateway.body_reader_main import DOCUMENT_BYTES
 from dynaplan.gateway.openai_api import MAX_TEXTS
 from dynaplan.gateway.request_bodies import MAX_INLINE_PARSE_BYTES, MAX_UNCOUNTED_BYTES
 from dynaplan.gateway.timing import BODY_READER_TIMEOUT_S
-from dynaplan.worker.http_server import (
-    BACKLOG,
+from dynaplan.http.acceptor import BACKLOG
+from dynaplan.http.limits import (
     MAX_CONNECTIONS,
     MAX_HEAD_BYTES,
     MAX_HEADERS,

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from dynaplan.contract.page_access import cookie_name, new_session
-from dynaplan.gateway.http_messages import Headers, Request
-from dynaplan.util.browser_policy import HostNames
+from dynaplan.http.browser_policy import HostNames
+from dynaplan.http.messages import Headers, Request
 from dynaplan.webui.page_guard import PageGuard, PageRefusal
 
 SECRET = "secret"

@@ -20,12 +20,12 @@ from dynaplan.engines import registry
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers, request_wake
+from dynaplan.http.routes import Route
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import ASLEEP, SLEEP, SLEEP_FAILED, WAKE, Instance
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, PermanentError
-from dynaplan.util.http_routes import Route
 from dynaplan.util.sockets import bound_socket, free_port
 from dynaplan.util.tasks import BackgroundTasks
 from dynaplan.worker.engine_worker import Relay, SleepReporter, start_decode_worker, start_prefill_worker

@@ -17,8 +17,8 @@ from typing import Any
 
 import aiohttp
 
+from dynaplan.http.tls import ClientTls
 from dynaplan.util.errors import DeploymentError, PermanentError
-from dynaplan.util.tls import ClientTls
 
 LAST_EVENTS = 3
 """The events at a stream's end that are parsed: the last token, an empty piece with the reason, the usage."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dynaplan.gateway.engine_connections import Origin, target_of
 from dynaplan.gateway.routing.stalled_workers import StalledWorkers
+from dynaplan.http.connections import Origin, target_of
 from dynaplan.store.instances import Instance
 
 pytestmark = pytest.mark.looptime

@@ -8,11 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from dynaplan.gateway import timing
-from dynaplan.gateway.client_connection import MAX_PIPELINED, ClientConnection, HttpServer
-from dynaplan.gateway.http_messages import InvalidBody, Request, Response
-from dynaplan.gateway.stream_batching import StreamBatch
-from dynaplan.worker.http_server import MAX_HEAD_BYTES, ConnectionLimits
+from dynaplan.http import timing
+from dynaplan.http.limits import MAX_HEAD_BYTES, ConnectionLimits
+from dynaplan.http.messages import InvalidBody, Request, Response
+from dynaplan.http.server import MAX_PIPELINED, ClientConnection, HttpServer
 from tests.fakes.polling import eventually
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -103,7 +102,7 @@ class Held:
 
 
 def connected(handle: Handle) -> tuple[Wire, HttpServer]:
-    server = HttpServer(handle, ConnectionLimits(), lambda _: None, StreamBatch())
+    server = HttpServer(handle, ConnectionLimits())
     return Wire(ClientConnection(server)), server
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynaplan.worker.request_ids import request_id
+from dynaplan.http.request_ids import request_id
 
 
 def test_a_usable_id_is_kept_and_any_other_is_replaced_by_a_new_one() -> None:

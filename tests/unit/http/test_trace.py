@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.util.http_routes import MAX_TRACE_STATE, passed_headers, trace_headers
+from dynaplan.http.trace import MAX_TRACE_STATE, passed_headers, trace_headers
 
 PARENT = f"00-{'4bf9' * 8}-{'00f0' * 4}-01"
 

@@ -8,16 +8,16 @@ from typing import Any, cast
 
 import pytest
 
-from dynaplan.gateway import timing
-from dynaplan.gateway.engine_connections import (
+from dynaplan.http import timing
+from dynaplan.http.connections import (
     MAX_UNREAD_BYTES,
     MAX_WRITE_BYTES,
-    EngineConnection,
-    EnginePool,
+    ConnectionPool,
     Origin,
+    ServerConnection,
     target_of,
 )
-from dynaplan.gateway.stream_batching import StreamBatch
+from dynaplan.http.stream_batching import StreamBatch
 from tests.fakes.polling import eventually
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -48,13 +48,13 @@ class Wire:
         self.is_paused = False
 
 
-def connected(batch: StreamBatch | None = None) -> tuple[EngineConnection, Wire]:
-    connection, wire = EngineConnection(batch or StreamBatch(), HERE), Wire()
+def connected(batch: StreamBatch | None = None) -> tuple[ServerConnection, Wire]:
+    connection, wire = ServerConnection(batch or StreamBatch(), HERE), Wire()
     connection.connection_made(cast(asyncio.Transport, wire))
     return connection, wire
 
 
-async def answered(*pieces: bytes, batch: StreamBatch | None = None) -> tuple[EngineConnection, Wire]:
+async def answered(*pieces: bytes, batch: StreamBatch | None = None) -> tuple[ServerConnection, Wire]:
     """A connection over which a request was sent and these bytes came."""
     connection, wire = connected(batch)
     sending = asyncio.ensure_future(connection.send(b"HEAD", b"body"))
@@ -66,7 +66,7 @@ async def answered(*pieces: bytes, batch: StreamBatch | None = None) -> tuple[En
     return connection, wire
 
 
-async def all_of(connection: EngineConnection) -> bytes:
+async def all_of(connection: ServerConnection) -> bytes:
     found = b""
     while piece := await connection.read():
         found += piece
@@ -159,7 +159,7 @@ async def test_a_large_body_goes_in_pieces_and_no_further_than_the_answer() -> N
 
 async def forwarded(
     take: Callable[[bytes], bool], batch: StreamBatch | None = None
-) -> tuple[EngineConnection, asyncio.Task[None]]:
+) -> tuple[ServerConnection, asyncio.Task[None]]:
     connection, _ = await answered(CHUNKED, batch=batch)
     task = asyncio.create_task(connection.forward(take))
     await asyncio.sleep(0)
@@ -256,7 +256,7 @@ class Pool:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wires: list[Wire] = []
-        self.pool = EnginePool(False, StreamBatch())
+        self.pool = ConnectionPool(False, StreamBatch())
         loop = asyncio.get_running_loop()
 
         async def connect(make: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
@@ -267,7 +267,7 @@ class Pool:
 
         monkeypatch.setattr(loop, "create_connection", connect)
 
-    async def used(self) -> EngineConnection:
+    async def used(self) -> ServerConnection:
         """A connection whose answer was read to its end."""
         connection = self.pool.pop_idle(HERE) or await self.pool.open(HERE)
         sending = asyncio.ensure_future(connection.send(b"HEAD", b""))
@@ -304,7 +304,7 @@ async def test_a_kept_connection_that_its_engine_ends_is_not_taken(monkeypatch: 
 
 
 async def test_a_connection_that_is_idle_for_too_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "WORKER_KEEP_ALIVE_S", 0.0)
+    monkeypatch.setattr(timing, "KEEP_ALIVE_S", 0.0)
     here = Pool(monkeypatch)
     here.pool.give_back(await here.used(), HERE, is_kept=True)
     await eventually(lambda: here.wires[0].is_closed)

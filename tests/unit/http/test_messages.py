@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from dynaplan.gateway.http_messages import (
+from dynaplan.http.messages import (
     MAX_PIECE_BYTES,
     MAX_UNREAD_BYTES,
     Headers,

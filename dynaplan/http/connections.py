@@ -2,7 +2,7 @@
 
 1. **Pool.** A connection whose answer was read to its end is kept for the next request to that address, the
    last one first. It goes on being read meanwhile: the engine's end of it, or a byte that nobody asked for,
-   takes it out. One that is idle for ``WORKER_KEEP_ALIVE_S`` is not used again, and soon closed.
+   takes it out. One that is idle for ``KEEP_ALIVE_S`` is not used again, and soon closed.
 2. **Answer.** The parser takes the framing off and leaves the body's pieces, which ``read`` joins. Interim
    answers (1xx) are skipped. An answer without a length ends with its connection. To wake a task for each
    token of a stream costs more than all that is done with it, so ``forward`` gives the pieces to a function
@@ -24,9 +24,9 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from dynaplan.gateway import timing
-from dynaplan.gateway.stream_batching import StreamBatch
-from dynaplan.util.tls import ClientTls, unverified
+from dynaplan.http import timing
+from dynaplan.http.stream_batching import StreamBatch
+from dynaplan.http.tls import ClientTls, unverified
 
 MAX_WRITE_BYTES = 256 * 1024
 """Bytes of a body that are sent in one piece."""
@@ -67,7 +67,7 @@ class Stalled(ConnectionError):
     """A connection that was broken off here: the process at its other end stands still."""
 
 
-class EngineConnection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """One connection, and the answer that comes over it; ``send`` begins the next one."""
 
     def __init__(self, batch: StreamBatch, origin: Origin) -> None:
@@ -313,23 +313,23 @@ class EngineConnection(asyncio.Protocol):
             self.resume_writing()
 
 
-class EnginePool:
+class ConnectionPool:
     """Opens connections, and keeps those that wait for a next request."""
 
     def __init__(self, tls: ClientTls, batch: StreamBatch) -> None:
         self._tls = tls
         self._batch = batch
         self._loop = asyncio.get_running_loop()
-        self._idle: dict[Origin, list[EngineConnection]] = {}
-        self._used: set[EngineConnection] = set()
+        self._idle: dict[Origin, list[ServerConnection]] = {}
+        self._used: set[ServerConnection] = set()
         self._lively: set[Origin] = set()
         self._reaping: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    def pop_idle(self, origin: Origin) -> EngineConnection | None:
+    def pop_idle(self, origin: Origin) -> ServerConnection | None:
         """Return a kept connection to that address; None when there is none."""
         idle = self._idle.get(origin)
-        oldest_s = self._loop.time() - timing.WORKER_KEEP_ALIVE_S
+        oldest_s = self._loop.time() - timing.KEEP_ALIVE_S
         while idle:
             connection = idle.pop()
             if connection.is_reusable and connection.idle_since_s > oldest_s:
@@ -338,11 +338,11 @@ class EnginePool:
             connection.close()
         return None
 
-    async def open(self, origin: Origin) -> EngineConnection:
+    async def open(self, origin: Origin) -> ServerConnection:
         """Return a new connection; raises OSError or TimeoutError."""
-        async with asyncio.timeout(timing.WORKER_CONNECT_TIMEOUT_S):
+        async with asyncio.timeout(timing.CONNECT_TIMEOUT_S):
             _, connection = await self._loop.create_connection(
-                lambda: EngineConnection(self._batch, origin),
+                lambda: ServerConnection(self._batch, origin),
                 origin.host,
                 origin.port,
                 ssl=self._context(origin),
@@ -353,7 +353,7 @@ class EnginePool:
         self._used.add(connection)
         return connection
 
-    def give_back(self, connection: EngineConnection, origin: Origin, *, is_kept: bool) -> None:
+    def give_back(self, connection: ServerConnection, origin: Origin, *, is_kept: bool) -> None:
         """Keep a connection whose answer was whole; close any other. Twice is once."""
         if connection not in self._used:
             return
@@ -369,7 +369,7 @@ class EnginePool:
         connection.idle_since_s = self._loop.time()
         self._idle.setdefault(origin, []).append(connection)
         if self._reaping is None:
-            self._reaping = self._loop.call_later(timing.WORKER_KEEP_ALIVE_S, self._reap)
+            self._reaping = self._loop.call_later(timing.KEEP_ALIVE_S, self._reap)
 
     def silent_origins(self) -> set[Origin]:
         """Return the addresses with connections in use from which nothing came since the last call."""
@@ -401,7 +401,7 @@ class EnginePool:
 
     def _reap(self) -> None:
         """Close what has been idle for too long, or is broken."""
-        oldest_s = self._loop.time() - timing.WORKER_KEEP_ALIVE_S
+        oldest_s = self._loop.time() - timing.KEEP_ALIVE_S
         for origin, idle in list(self._idle.items()):
             kept = [each for each in idle if each.is_reusable and each.idle_since_s > oldest_s]
             for connection in set(idle) - set(kept):
@@ -409,7 +409,7 @@ class EnginePool:
             self._idle[origin] = kept
             if not kept:
                 del self._idle[origin]
-        self._reaping = self._loop.call_later(timing.WORKER_KEEP_ALIVE_S, self._reap) if self._idle else None
+        self._reaping = self._loop.call_later(timing.KEEP_ALIVE_S, self._reap) if self._idle else None
 
     def _context(self, origin: Origin) -> ssl.SSLContext | None:
         if not origin.is_tls:

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from dynaplan.gateway.stream_batching import StreamBatch
+from dynaplan.http.stream_batching import StreamBatch
 
 
 class Journal:

@@ -37,7 +37,7 @@ async def _connection(url: str) -> Connection:
     address = urlsplit(url)
     if address.scheme != "https":
         return await asyncio.open_connection(address.hostname, address.port)
-    from dynaplan.util.tls import unverified
+    from dynaplan.http.tls import unverified
 
     return await asyncio.open_connection(address.hostname, address.port, ssl=unverified())
 

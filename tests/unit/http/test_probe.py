@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from dynaplan.util.probe import get_health, get_health_at
+from dynaplan.http.probe import get_health, get_health_at
 
 OK = b'HTTP/1.0 200 OK\r\n\r\n{"health": "true"}'
 

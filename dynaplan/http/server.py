@@ -1,4 +1,4 @@
-"""HTTP/1.1 towards clients, on httptools: one protocol for each connection, in front of the routes.
+"""HTTP/1.1 towards clients, on httptools: one protocol for each connection, in front of a handler.
 
 1. **Requests.** When a head is complete its task starts; the body follows through ``RequestBody``. Pipelined
    requests are queued; the socket is not read while ``MAX_PIPELINED`` of them are.
@@ -12,7 +12,7 @@
 5. **Malformed.** What the parser does not understand, or framing that two servers might read in two ways, is
    answered 400 and ends the connection. Only the parser's reason is logged, never a byte of the client's.
 
-Slow clients, and too many, are the matter of ``worker.http_server.LimitedConnections``.
+Slow clients, and too many, are the matter of ``limits.LimitedConnections``.
 """
 
 from __future__ import annotations
@@ -29,14 +29,9 @@ from typing import cast
 
 import httptools
 
-from dynaplan.gateway import timing
-from dynaplan.gateway.error_forms import error_body
-from dynaplan.gateway.http_messages import ENCODINGS, Headers, Request, RequestBody, Response, path_of
-from dynaplan.gateway.openai_api import internal_error
-from dynaplan.gateway.stream_batching import StreamBatch
-from dynaplan.util.browser_policy import BROWSER_HEADERS, readable_headers
-from dynaplan.util.http_routes import REQUEST_ID
-from dynaplan.worker.http_server import (
+from dynaplan.http import timing
+from dynaplan.http.browser_policy import BROWSER_HEADERS, readable_headers
+from dynaplan.http.limits import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     MAX_LINE_BYTES,
@@ -45,7 +40,10 @@ from dynaplan.worker.http_server import (
     raw_error,
     unread_bytes,
 )
-from dynaplan.worker.request_ids import new_request_id, request_id
+from dynaplan.http.messages import ENCODINGS, Headers, Request, RequestBody, Response, path_of
+from dynaplan.http.request_ids import new_request_id, request_id
+from dynaplan.http.stream_batching import StreamBatch
+from dynaplan.http.trace import REQUEST_ID
 
 log = logging.getLogger("dynaplan.http")
 
@@ -63,20 +61,35 @@ ReadableBy = Callable[[str, Headers], str]
 """Returns, of a request's path and headers, the web origin whose scripts may read the answer, or "" ."""
 
 
+def _nobody(path: str, headers: Headers) -> str:
+    return ""
+
+
+def _server_error(request: Request) -> Response:
+    return Response.json({"error": "the server failed"}, 500)
+
+
 class HttpServer:
-    """The server of the public port. While it ``is_draining``, every answer says "Connection: close"."""
+    """Answers the requests of its connections by ``handle``, and by ``failed`` where that raises.
+
+    ``closed`` is called with the reason for each connection that is closed over a limit. ``batch`` gathers
+    the writes of streams. While it ``is_draining``, every answer says "Connection: close".
+    """
 
     def __init__(
         self,
         handle: Handler,
         limits: ConnectionLimits,
-        closed: Callable[[str], None],
-        batch: StreamBatch,
-        readable_by: ReadableBy = lambda path, headers: "",
+        *,
+        closed: Callable[[str], None] = lambda reason: None,
+        batch: StreamBatch | None = None,
+        readable_by: ReadableBy = _nobody,
+        failed: Callable[[Request], Response] = _server_error,
     ) -> None:
         self.handle = handle
         self.readable_by = readable_by
-        self.batch = batch
+        self.failed = failed
+        self.batch = batch or StreamBatch()
         self.limited = LimitedConnections(limits, lambda: ClientConnection(self), closed)
         self.is_draining = False
 
@@ -89,7 +102,7 @@ class HttpServer:
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
         while self.limited.open and asyncio.get_running_loop().time() < until_s:
-            await asyncio.sleep(timing.DRAIN_POLL_S)
+            await asyncio.sleep(timing.CLOSE_POLL_S)
         for each in connections:  # of clients that read nothing
             if each.transport is not None:
                 each.transport.abort()
@@ -321,9 +334,8 @@ class ClientConnection(asyncio.Protocol):
                 raise
             except Exception:
                 log.exception("a request failed")
-                body = error_body(request.path, internal_error())
                 is_begun = self._is_started and not self._unsent_head
-                response = None if is_begun else Response(500, _JSON, body)
+                response = None if is_begun else self._server.failed(request)
             if response is not None:
                 await self.respond(request, response)
         except ConnectionError:
@@ -411,7 +423,7 @@ class ClientConnection(asyncio.Protocol):
         elif code == "head_too_large":
             self.close()
 
-    # -- answers: http_messages.Answering -------------------------------------------------------------
+    # -- answers: messages.Answering -------------------------------------------------------------
 
     async def respond(self, request: Request, response: Response) -> None:
         body = response.body
@@ -484,7 +496,6 @@ class ClientConnection(asyncio.Protocol):
 
 
 _FRAMING = (b"content-length", b"transfer-encoding", b"content-encoding")
-_JSON = {"Content-Type": "application/json"}
 _STATUSES = frozenset(HTTPStatus)
 
 

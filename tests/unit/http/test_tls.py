@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.util.probe import get_health
-from dynaplan.util.tls import ServerTls, UnusableTls, client_tls, trusted
+from dynaplan.http.probe import get_health
+from dynaplan.http.tls import ServerTls, UnusableTls, client_tls, trusted
 from tests.fakes.certificates import Authority, CertificateFiles
 
 

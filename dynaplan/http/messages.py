@@ -1,4 +1,4 @@
-"""Requests and responses of the public port as its routes see them; ``client_connection`` has the bytes."""
+"""Requests and responses as a handler sees them; ``server`` has the bytes."""
 
 from __future__ import annotations
 

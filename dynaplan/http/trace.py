@@ -1,23 +1,10 @@
-"""Routes of HTTP servers, and headers that go on from one to the next, without the servers."""
+"""Headers that go on from one server to the next: the trace of a request, and its id."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
-
-ROUTING_PATH = "/routing"
-"""The route of a frontend's own server that returns, by worker, the source of what is known of its cache."""
-
-ALL_METRICS_PATH = "/metrics/all"
-"""The route of a frontend's public port with the metrics of the whole deployment."""
-
-LOAD_HISTORY_PATH = "/metrics/history"
-"""The route of a frontend's public port with the load of the last hours, as JSON."""
-
-EVENTS = "events"
-"""The source where a worker's engine reports its blocks; any other begins with "prediction" and says why."""
 
 TRACE_PARENT, TRACE_STATE = "traceparent", "tracestate"
 """The headers of a trace, by the W3C's recommendation."""
@@ -55,20 +42,3 @@ def passed_headers(headers: Mapping[str, Any]) -> dict[str, str]:
     name = headers.get(REQUEST_ID)
     is_usable = isinstance(name, str) and ATTEMPT_ID.fullmatch(name)
     return {**trace_headers(headers), **({REQUEST_ID: str(name)} if is_usable else {})}
-
-
-@dataclass(frozen=True)
-class Route:
-    """One HTTP route. ``handler`` takes the server's request and returns its response.
-
-    A route that ``is_open`` needs no worker token (health and metrics). A route that is not work
-    (``is_work`` False) does not hold up a drain. Work that is not ``is_counted`` is refused by a draining
-    worker too, but another component counts it as in flight.
-    """
-
-    method: str
-    path: str
-    handler: Callable[[Any], Awaitable[Any]]
-    is_open: bool = False
-    is_work: bool = True
-    is_counted: bool = True

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.util.browser_policy import BrowserPolicy, HostNames, is_preflight, readable_headers
+from dynaplan.http.browser_policy import BrowserPolicy, HostNames, is_preflight, readable_headers
 
 BOX = HostNames(["127.0.0.1", "Box"])
 LOOPBACK = BrowserPolicy(BOX, ["https://chat.example", "https://*.team.example:8443", "chrome-extension://*"])

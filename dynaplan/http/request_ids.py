@@ -7,7 +7,7 @@ from random import Random
 
 from aiohttp import web
 
-from dynaplan.util.http_routes import REQUEST_ID
+from dynaplan.http.trace import REQUEST_ID
 
 USABLE_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}", re.ASCII)
 """The form of an id that is sent back: nothing that could break a header or a line of a log."""

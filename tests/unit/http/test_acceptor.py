@@ -21,10 +21,11 @@ from unittest import mock
 import pytest
 import uvloop
 
+from dynaplan.http import acceptor
+from dynaplan.http.acceptor import Acceptor
+from dynaplan.http.limits import MAX_CONNECTIONS, ConnectionLimits, raw_error
+from dynaplan.http.tls import ServerTls
 from dynaplan.util.sockets import bound_socket, holding_socket
-from dynaplan.util.tls import ServerTls
-from dynaplan.worker import http_server
-from dynaplan.worker.http_server import MAX_CONNECTIONS, Acceptor, ConnectionLimits, raw_error
 from tests.fakes.certificates import Authority
 from tests.fakes.polling import eventually
 
@@ -104,7 +105,7 @@ async def test_without_resources_it_rests_and_goes_on() -> None:
     failing = mock.Mock(wraps=real, fileno=real.fileno)
     failing.accept.side_effect = OSError(errno.EMFILE, "Too many open files")
     with (
-        mock.patch("dynaplan.worker.http_server.ACCEPT_PAUSE_S", 0.05),
+        mock.patch("dynaplan.http.acceptor.ACCEPT_PAUSE_S", 0.05),
         clients(acceptor.address[1], 1) as waiting,
     ):
         acceptor._socket = failing
@@ -128,7 +129,7 @@ async def test_without_resources_it_rests_and_goes_on() -> None:
 def test_the_connections_leave_descriptors_for_their_requests(
     descriptors: int, most: int, expected: int
 ) -> None:
-    with mock.patch("dynaplan.worker.http_server.descriptor_limit", return_value=descriptors):
+    with mock.patch("dynaplan.http.limits.descriptor_limit", return_value=descriptors):
         assert ConnectionLimits(most=most).most_connections == expected
 
 
@@ -245,7 +246,7 @@ def test_what_comes_with_the_end_of_the_handshake_reaches_the_protocol(
 def test_clients_without_tls_and_silent_ones_keep_nobody_waiting(
     run: Run, tls: ServerTls, trusting: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "MAX_HANDSHAKES", 2)
+    monkeypatch.setattr(acceptor, "MAX_HANDSHAKES", 2)
 
     async def others_are_served() -> None:
         async with listening(tls) as listener:
@@ -266,7 +267,7 @@ def test_clients_without_tls_and_silent_ones_keep_nobody_waiting(
 def test_a_handshake_that_takes_too_long_ends(
     run: Run, tls: ServerTls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(acceptor, "HANDSHAKE_TIMEOUT_S", 0.05)
 
     async def it_ends() -> None:
         async with listening(tls) as listener:
@@ -302,7 +303,7 @@ def test_a_connection_is_closed_when_its_client_has_all(
 def test_a_client_that_does_not_read_loses_the_rest(
     run: Run, tls: ServerTls, trusting: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "TLS_CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(acceptor, "TLS_CLOSE_TIMEOUT_S", 0.1)
 
     async def it_ends() -> None:
         async with listening(tls) as listener:
