@@ -1,9 +1,15 @@
-"""A worker's metrics in Prometheus' text format, rendered by hand: the library would cost start-up time."""
+"""Prometheus' text format: a worker's metrics written by hand, and the samples of any program read.
+
+There is one other reader, of a frontend's counts alone, once a second (``planner.metrics.exposition``): it
+finds those of three models by one expression in 0.7 ms, where the library's parser takes 5.2 ms for the same
+lines.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 
@@ -26,6 +32,27 @@ def render(values: Mapping[str, float], labels: Mapping[str, str]) -> str:
         both = ",".join(filter(None, (written, own.removesuffix("}"))))
         families.setdefault(_family(name), []).append(f"{name}{{{both}}} {value:.17g}\n")
     return "".join(f"{_head(name)}{''.join(samples)}" for name, samples in families.items())
+
+
+def read_samples(
+    text: str, is_wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Yield name, labels and value of the samples whose name is wanted, those with a finite value.
+
+    Other lines are not parsed, and broken ones are left out: what another program writes may be anything.
+    """
+    from prometheus_client.parser import text_string_to_metric_families  # 30 ms that few processes need
+
+    for line in text.splitlines():
+        if not is_wanted(line.partition("{")[0].partition(" ")[0]):
+            continue
+        try:
+            found = [each for family in text_string_to_metric_families(line) for each in family.samples]
+        except (ValueError, IndexError, KeyError, TypeError, AttributeError):
+            continue
+        for sample in found:
+            if math.isfinite(sample.value):
+                yield sample.name, sample.labels, float(sample.value)
 
 
 def labelled(values: Mapping[str, float], label: str, value: str) -> dict[str, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.util.prometheus_text import read_samples
 
 Names = tuple[str, ...]
 """The names of one signal over an engine's versions, tried in order; the first that is there counts."""
@@ -144,21 +145,9 @@ def read_metrics(text: str, names: MetricNames) -> EngineMetrics:
 
 
 def _samples(text: str, wanted: frozenset[str]) -> dict[str, list[Labelled]]:
-    """Collect the wanted samples by name; other lines are not parsed, broken lines are left out."""
-    from prometheus_client.parser import text_string_to_metric_families
-
     found: dict[str, list[Labelled]] = {}
-    for line in text.splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        if name not in wanted:
-            continue
-        try:
-            samples = [each for family in text_string_to_metric_families(line) for each in family.samples]
-        except (ValueError, IndexError, KeyError, TypeError, AttributeError):
-            continue
-        found.setdefault(name, []).extend(
-            (sample.labels, float(sample.value)) for sample in samples if math.isfinite(sample.value)
-        )
+    for name, labels, value in read_samples(text, wanted.__contains__):
+        found.setdefault(name, []).append((labels, value))
     return found
 
 

@@ -18,7 +18,6 @@ from time import monotonic
 from typing import Any
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
 from dynaplan.config import certificates
 from dynaplan.engines.registry import engine_kind
@@ -28,6 +27,7 @@ from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
 from dynaplan.util.errors import PermanentError, StatefileCorrupt, TemporaryError, UserError
+from dynaplan.util.prometheus_text import read_samples
 
 ENGINE_POLL_S = 0.05
 """Seconds between two reads of the deployment's state."""
@@ -296,11 +296,12 @@ async def _model_gauges(url: str, model: str) -> dict[str, int]:
     except (aiohttp.ClientError, TimeoutError) as error:
         raise TemporaryError(f"{url}/metrics does not answer: {error or 'no answer in time'}") from error
     return {
-        name: int(sample.value)
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        for name in (CONTEXT_METRIC, BLOCK_METRIC)
-        if sample.name.endswith(name) and sample.labels.get("model") == model
+        metric: int(value)
+        for name, labels, value in read_samples(
+            text, lambda name: name.endswith((CONTEXT_METRIC, BLOCK_METRIC))
+        )
+        for metric in (CONTEXT_METRIC, BLOCK_METRIC)
+        if name.endswith(metric) and labels.get("model") == model
     }
 
 
