@@ -21,7 +21,8 @@ from dynaplan.engines.server.kind import ServerKind
 from dynaplan.engines.server.metrics import read_metrics
 from dynaplan.engines.sglang import METRIC_NAMES as SGLANG
 from dynaplan.engines.sim.api import read_request
-from dynaplan.engines.vllm import METRIC_NAMES, make
+from dynaplan.engines.vllm import KIND as VLLM
+from dynaplan.engines.vllm import METRIC_NAMES
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.gateway.engine_answers import count_chat_tokens, find_failure, find_usage, is_aborted
@@ -157,7 +158,7 @@ def test_any_description_of_slots_is_read_or_a_temporary_error(data: st.DataObje
 @given(data=st.data())
 def test_a_card_made_of_any_list_of_models_can_be_registered(data: st.DataObject) -> None:
     async def card() -> None:
-        engine = cast(Any, make({"model": "m"}, EngineContext("w", token="t")))
+        engine = cast(Any, VLLM.make({"model": "m"}, EngineContext("w", token="t")))
         text = json_text(MODELS, data.draw)
 
         async def models(path: str) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from dynaplan.cli.serve import warn
 from dynaplan.cli.service_options import is_models_file, models_overrides
 from dynaplan.config.model_entries import components_of
 from dynaplan.config.overrides import Sections, parse_overrides
-from dynaplan.engines.command import check
-from dynaplan.engines.llamacpp.engine import check as check_llamacpp
+from dynaplan.engines.command import KIND as COMMAND
+from dynaplan.engines.llamacpp.launch_line import KIND as LLAMACPP
 from dynaplan.engines.server.owners_command import KEYS
 from dynaplan.graph.config import validate_config
 from dynaplan.graph.loading import load_graph
@@ -93,7 +93,7 @@ def test_a_file_with_every_key_that_llama_swap_documents_is_served_and_says_what
     assert validate_config(graph, config) == []
     monkeypatch.undo()
     for name in ("container", "fixed"):
-        check({key: each for key, each in models[name].items() if key in KEYS}, 0)
+        COMMAND.check({key: each for key, each in models[name].items() if key in KEYS}, 0)
     left_out = {each.partition(": ")[0] for each in notes}
     assert {"peers", "selectors", "profiles", "tailcat"} <= left_out
     assert not {"apiKeys", "models.container.cmdStop", "matrix", "hooks"} & left_out
@@ -144,7 +144,7 @@ def test_without_a_llama_server_the_package_is_told_what_a_preset_says(
         "model": "/models/c.gguf",
     }
     for entry in config["Models"].values():
-        check_llamacpp(entry, 1)
+        LLAMACPP.check_ahead(entry, 1)
     assert sum("the xllamacpp package serves it" in each for each in notes) == 3
 
 
@@ -154,7 +154,7 @@ def test_a_llama_server_that_is_named_by_its_path_is_replaced_by_nothing(tmp_pat
     entry = read(file, [])[0]["Models"]["a"]
     assert "engine" not in entry
     with pytest.raises(ConfigError, match="there is no program /opt/fork/llama-server"):
-        check_llamacpp(entry, 1)
+        LLAMACPP.check_ahead(entry, 1)
 
 
 def test_an_engines_own_key_is_left_out_and_that_is_said(tmp_path: Path) -> None:
