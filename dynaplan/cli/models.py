@@ -13,20 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.by_hand import record_by_hand
-from dynaplan.cli.models_view import READY, SavedKv, model_rows, model_state, models_table
+from dynaplan.cli.models_view import READY, model_state, models_table
 from dynaplan.cli.options import json_option, namespace_argument, namespace_option
 from dynaplan.cli.running_deployment import connect
+from dynaplan.cli.status_document import DeploymentState, on_request_rows, read_store
 from dynaplan.cli.timing import WORKERS_POLL_S
 from dynaplan.config.model_entries import served_models
-from dynaplan.contract.model_keys import (
-    MODEL_DEMAND,
-    ModelDemand,
-    ModelReport,
-    demand_in,
-    reports_in,
-)
+from dynaplan.contract.model_keys import ModelReport, reports_in
 from dynaplan.contract.model_orders import change_order, load_order, unload_order
-from dynaplan.contract.store_keys import fleet_key
 from dynaplan.util import screen
 from dynaplan.util.amounts import seconds_of
 from dynaplan.util.errors import ConfigError, DeploymentError, TemporaryError, nearest
@@ -34,7 +28,7 @@ from dynaplan.util.progress import ProgressLine
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.store.port import KeyValueStore
+    from dynaplan.store.port import Store
 
 UNLOADED = "unloaded"
 
@@ -57,29 +51,13 @@ timeout_option = click.option(
 def models(namespace: str | None, as_json: bool) -> None:
     """Show each model: its state, its memory, who waits for it, and when it leaves."""
     found = connect(namespace)
-    reports, demand = asyncio.run(_with_store(found.namespace, _read))
-    if not reports:
+    answers = asyncio.run(_with_store(found.namespace, _read))
+    if not (rows := on_request_rows(found, answers)):
         raise no_models(found.namespace)
-    rows = model_rows(reports, demand, saved_kv(found))
     if as_json:
         click.echo(json.dumps({"models": rows}, indent=2))
         return
     click.echo(models_table(rows, time.time(), screen.width()))
-
-
-def saved_kv(found: RunningDeployment) -> dict[str, SavedKv]:
-    """Return the KV entries that models have saved, by model."""
-    from dynaplan.engines.llamacpp.saved_slots import saved_by_model
-    from dynaplan.fleet.launch import read_launch
-
-    try:
-        directory = read_launch(found.runtime_dir).scratch_dir
-    except (OSError, ValueError, KeyError, TypeError):  # it ends just now
-        return {}
-    return {
-        model: SavedKv(len(files), sum(each.tokens for each in files), sum(each.size_bytes for each in files))
-        for model, files in saved_by_model(directory).items()
-    }
 
 
 @click.command(name="load")
@@ -141,7 +119,7 @@ def _order(
     found = connect(namespace)
     name = model_of(found, model)
 
-    async def write(store: KeyValueStore, namespace: str) -> None:
+    async def write(store: Store, namespace: str) -> None:
         await change_order(store, namespace, name, order)
         record_by_hand(found, f"model {name}: {what}")
         if wanted:
@@ -172,13 +150,13 @@ def no_models(namespace: str) -> DeploymentError:
     )
 
 
-async def _wait(store: KeyValueStore, namespace: str, model: str, wanted: str, timeout_s: float) -> None:
+async def _wait(store: Store, namespace: str, model: str, wanted: str, timeout_s: float) -> None:
     """Return when the model has that state; TemporaryError when it failed, is refused or takes too long."""
     begun_s = time.monotonic()
     with ProgressLine() as line:
         while True:
-            reports, _ = await _read(store, namespace)
-            report = reports.get(model, ModelReport("", UNLOADED))
+            answers = await _read(store, namespace)
+            report = reports_in(answers.fleet).get(model, ModelReport("", UNLOADED))
             if report.state == wanted:
                 break
             if wanted == READY and report.refusal:
@@ -193,19 +171,11 @@ async def _wait(store: KeyValueStore, namespace: str, model: str, wanted: str, t
     click.echo(f"{model} is {wanted} after {time.monotonic() - begun_s:.1f} s")
 
 
-async def _read(
-    store: KeyValueStore, namespace: str
-) -> tuple[dict[str, ModelReport], dict[str, ModelDemand]]:
-    """Return what is published of the models, and the requests for them, by name."""
-    from dynaplan.util.documents import parse_object
-
-    item = await store.get(fleet_key(namespace))
-    asked = await store.list(MODEL_DEMAND.prefix(namespace))
-    try:
-        fleet = parse_object(item.value) if item else {}
-    except ValueError:
-        fleet = {}
-    return reports_in(fleet), demand_in(each.value for each in asked)
+async def _read(store: Store, namespace: str) -> DeploymentState:
+    answers = await read_store(store, namespace)
+    if answers.is_silent:
+        raise TemporaryError(answers.troubles[0])
+    return answers
 
 
 async def _with_store(namespace: str, use: Any) -> Any:

@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynaplan.cli.models import saved_kv
-from dynaplan.cli.models_view import model_rows
+from dynaplan.cli.models_view import SavedKv, model_rows
 from dynaplan.cli.running_deployment import gpus_of, serve_pid, service_config
 from dynaplan.cli.scale_counts import (
     configured_planner_settings,
@@ -116,36 +115,8 @@ class StatusReader:
         return replace(listed, loads=loads, draining=await read_draining(workers))
 
     async def read_store(self) -> DeploymentState:
-        """Read the store alone."""
-        from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
-        from dynaplan.util.errors import StoreUnavailable
-
-        namespace = self._namespace
-        read = *prefixes(namespace), MODEL_DEMAND.prefix(namespace)
-        try:
-            async with asyncio.timeout(STATUS_STORE_TIMEOUT_S):
-                *lists, demand = await asyncio.gather(*(self._store.list(each) for each in read))
-        except (StoreUnavailable, TimeoutError):
-            return DeploymentState(is_silent=True)
-        items = [item for found in lists for item in found]
-        ignored, foreign = unreadable(namespace, items), uncallable(items)
-        registered = tuple(
-            Instance.from_json(item.value)
-            for item in items
-            if item.key.startswith(SERVICES_PREFIX) and item.key not in ignored | foreign
-        )
-        keys = {item.key: item.value for item in items if item.key not in ignored}
-        names = by_name(namespace, keys)
-        return DeploymentState(
-            ignored=ignored,
-            not_callable=foreign,
-            registered=registered,
-            holds=current_holds(names.get(HOLDS, "")),
-            reservations=current_entries(ReservedGpus.from_text, names.get(RESERVATIONS, "")),
-            desired=DesiredCounts.from_keys(namespace, keys),
-            fleet=parse_object(keys.get(fleet_key(namespace), "{}")),
-            demand=demand_in(item.value for item in demand),
-        )
+        """Read what the store has of the deployment; its workers are not asked."""
+        return await read_store(self._store, self._namespace)
 
     async def read_loads(self, registered: Iterable[Instance]) -> dict[str, WorkerLoad]:
         """Read the loads of these workers; one that has none or does not answer is left out."""
@@ -157,6 +128,38 @@ class StatusReader:
     async def close(self) -> None:
         await self._metrics.close()
         await self._store.close()
+
+
+async def read_store(store: Store, namespace: str) -> DeploymentState:
+    """Read what the store has of a deployment; its workers are not asked."""
+    from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
+    from dynaplan.util.errors import StoreUnavailable
+
+    read = *prefixes(namespace), MODEL_DEMAND.prefix(namespace)
+    try:
+        async with asyncio.timeout(STATUS_STORE_TIMEOUT_S):
+            *lists, demand = await asyncio.gather(*(store.list(each) for each in read))
+    except (StoreUnavailable, TimeoutError):
+        return DeploymentState(is_silent=True)
+    items = [item for found in lists for item in found]
+    ignored, foreign = unreadable(namespace, items), uncallable(items)
+    registered = tuple(
+        Instance.from_json(item.value)
+        for item in items
+        if item.key.startswith(SERVICES_PREFIX) and item.key not in ignored | foreign
+    )
+    keys = {item.key: item.value for item in items if item.key not in ignored}
+    names = by_name(namespace, keys)
+    return DeploymentState(
+        ignored=ignored,
+        not_callable=foreign,
+        registered=registered,
+        holds=current_holds(names.get(HOLDS, "")),
+        reservations=current_entries(ReservedGpus.from_text, names.get(RESERVATIONS, "")),
+        desired=DesiredCounts.from_keys(namespace, keys),
+        fleet=parse_object(keys.get(fleet_key(namespace), "{}")),
+        demand=demand_in(item.value for item in demand),
+    )
 
 
 async def read_draining(workers: Iterable[Worker]) -> frozenset[str]:
@@ -277,9 +280,29 @@ def _on_request(found: RunningDeployment, answers: DeploymentState) -> dict[str,
     if not (reports := reports_in(answers.fleet)):
         return {"on_request": {}}
     return {
-        "on_request": model_rows(reports, answers.demand, saved_kv(found)),
+        "on_request": on_request_rows(found, answers),
         "model_events": [asdict(each) for each in model_events_in(answers.fleet)],
         "model_memory": _model_memory(found, answers, reports),
+    }
+
+
+def on_request_rows(found: RunningDeployment, answers: DeploymentState) -> dict[str, dict[str, Any]]:
+    """Return the JSON form of each model that is loaded on request, by name."""
+    return model_rows(reports_in(answers.fleet), answers.demand, saved_kv(found))
+
+
+def saved_kv(found: RunningDeployment) -> dict[str, SavedKv]:
+    """Return the KV entries that models have saved, by model."""
+    from dynaplan.engines.llamacpp.saved_slots import saved_by_model
+    from dynaplan.fleet.launch import read_launch
+
+    try:
+        directory = read_launch(found.runtime_dir).scratch_dir
+    except (OSError, ValueError, KeyError, TypeError):  # it ends just now
+        return {}
+    return {
+        model: SavedKv(len(files), sum(each.tokens for each in files), sum(each.size_bytes for each in files))
+        for model, files in saved_by_model(directory).items()
     }
 
 
@@ -443,21 +466,19 @@ def worker_row(
         "worker": worker.name,
         "component": worker.component,
         "role": worker.role.value,
-        "state": "asleep" if load and load.is_asleep else state,
+        "state": state,
         "loading_s": since_s if is_loading else None,
         "usually_s": usually_s if is_loading else None,
         "draining_s": since_s if state == "draining" else None,
         "gpus": list(worker.gpus),
         "pid": worker.pid,
         "is_alive": _is_alive(worker),
-        "running": load.running_requests if load else None,
-        "waiting": load.waiting_requests if load else None,
-        "kv_usage": load.kv_usage if load else None,
         "uptime_s": uptime_s(worker.started_at),
         "restarts": len(worker.restarts_s),
         "waits": waits,
         "reason": EXTERNAL_DRAIN_REASON if is_draining else worker.reason,
         "is_managed": True,
+        **_load_columns(load),
     }
 
 
@@ -467,23 +488,30 @@ def unmanaged_row(instance: Instance, load: WorkerLoad | None) -> dict[str, Any]
         "worker": instance.worker,
         "component": instance.component,
         "role": str(instance.card.get("role") or "service"),
-        "state": "asleep" if load and load.is_asleep else "ready",
+        "state": "ready",
         "loading_s": None,
         "usually_s": None,
         "draining_s": None,
         "gpus": list(instance.card.get("gpus", ())),
         "pid": instance.pid,
         "is_alive": None,
-        "running": load.running_requests if load else None,
-        "waiting": load.waiting_requests if load else None,
-        "kv_usage": load.kv_usage if load else None,
         "uptime_s": _uptime_of(instance),
         "restarts": 0,
         "waits": "",
         "reason": "",
         "is_managed": instance.is_managed,
         "host": instance.host,
+        **_load_columns(load),
     }
+
+
+def _load_columns(load: WorkerLoad | None) -> dict[str, Any]:
+    columns = {
+        "running": load.running_requests if load else None,
+        "waiting": load.waiting_requests if load else None,
+        "kv_usage": load.kv_usage if load else None,
+    }
+    return columns | {"state": "asleep"} if load and load.is_asleep else columns
 
 
 def unreachable_notes(instances: Iterable[Instance]) -> list[str]:
