@@ -15,12 +15,13 @@ from dynaplan.config.model_entries import models_together, served_models
 from dynaplan.config.service_config import section_options
 from dynaplan.contract.gpus import UNREADABLE, GpuUse, is_unreadable
 from dynaplan.fleet.gpu_devices import available_gpus, uses_reader
-from dynaplan.fleet.plugin.shared_memory import SharedMemory, read_host_memory
+from dynaplan.fleet.plugin.host_memory import read_host_memory
 from dynaplan.graph.model import GraphSpec
 from dynaplan.models.model import Constraints, Device, ModelStatus
 from dynaplan.models.policies import chosen_gpus, is_memory_known, model_constraints, model_policy
 from dynaplan.models.rules.eviction import choose
 from dynaplan.models.rules.memory import Need, chosen_place, free_bytes, gb, need
+from dynaplan.models.shared_memory import SharedMemory
 from dynaplan.util.errors import ConfigError
 
 
@@ -57,15 +58,12 @@ def model_needs(
         if missing := chosen_gpus(options, environment, inventory).missing:
             notes.append(f"{each.name}: {missing}; its memory is not counted there")
     uses = uses_reader(inventory)()
-    devices = SharedMemory(read_host_memory, budget_bytes).follow(
-        (),
-        [
-            (gpu, uses.get(gpu.index, GpuUse()), UNREADABLE if is_unreadable(gpu, uses) else "")
-            for gpu in inventory
-        ],
-        has_host=any(not each.devices for each in policies.values()),
-        now_s=0.0,
-    )
+    shared = [
+        (gpu, uses.get(gpu.index, GpuUse()), UNREADABLE if is_unreadable(gpu, uses) else "")
+        for gpu in inventory
+    ]
+    host = None if all(each.devices for each in policies.values()) else read_host_memory(())
+    devices = SharedMemory().follow((), shared, host, 0.0, budget_bytes=budget_bytes).devices
     return ModelNeeds(
         [need(policy, ModelStatus(name), devices) for name, policy in policies.items()],
         devices,

@@ -88,6 +88,12 @@ GB = 2**30
 UNREADABLE = "its memory cannot be read (see `nvidia-smi`)"
 """The reason why no worker gets a GPU that ``is_unreadable``."""
 
+NOT_READ = "its memory has not been read since its last worker ended"
+"""The reason why no worker gets a GPU for the moment."""
+
+BEING_FREED_S = 30.0
+"""Time for which memory that is still in use after a worker's end is thought to be that worker's."""
+
 SHOWN_PROCESSES = 3
 """The number of processes of one GPU that are named."""
 

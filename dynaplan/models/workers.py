@@ -78,6 +78,18 @@ class DesiredModels:
     to_sleep: Mapping[str, str] = field(default_factory=dict)
     to_wake: frozenset[str] = frozenset()
 
+    def sleep_orders(self, fleet: Iterable[Worker]) -> list[tuple[int, str]]:
+        """Return the instances that are asked to sleep now, each with its level."""
+        return [
+            (each.instance_id, self.to_sleep[each.name])
+            for each in _registered(fleet)
+            if each.name in self.to_sleep
+        ]
+
+    def wake_orders(self, fleet: Iterable[Worker]) -> list[int]:
+        """Return the instances that are asked to wake now."""
+        return [each.instance_id for each in _registered(fleet) if each.name in self.to_wake]
+
     def without(self, gpus: Container[int]) -> DesiredModels:
         """Return a copy without the places on these GPUs: somebody else was faster."""
         kept = {
@@ -86,6 +98,10 @@ class DesiredModels:
             if not any(each in gpus for each in place.gpus)
         }
         return replace(self, placements=kept) if kept != self.placements else self
+
+
+def _registered(fleet: Iterable[Worker]) -> list[Worker]:
+    return [each for each in fleet if each.state is WorkerState.READY and each.instance_id]
 
 
 NO_MODELS = DesiredModels()

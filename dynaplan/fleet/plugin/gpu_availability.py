@@ -20,7 +20,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from dynaplan.contract.gpus import UNREADABLE, Gpu, GpuUse, busy_gpus, by_reason, is_unreadable
+from dynaplan.contract.gpus import (
+    BEING_FREED_S,
+    NOT_READ,
+    UNREADABLE,
+    Gpu,
+    GpuUse,
+    busy_gpus,
+    by_reason,
+    is_unreadable,
+)
 from dynaplan.fleet.gpu_claims import Claims
 from dynaplan.fleet.rules.allocation import choose_gpus
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Worker, WorkerState
@@ -35,14 +44,10 @@ MEMORY_POLL_S = 1.0
 DRIVER_TIMEOUT_S = 10.0
 """Time after which a driver that does not answer is not waited for, in seconds."""
 
-BEING_FREED_S = 30.0
-"""Time for which memory that is still in use after a worker's end is thought to be that worker's."""
-
 MOVED_BYTES = 2**28
 """The change of a shared GPU's memory in bytes after which it is decided again what fits there."""
 
 NEVER_S = -math.inf
-NOT_READ = "its memory has not been read since its last worker ended"
 
 TAKEN_MEANWHILE = "claimed by another deployment a moment ago"
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dynaplan.fleet.plugin.gpu_availability import NOT_READ
+from dynaplan.contract.gpus import NOT_READ
 
 log = logging.getLogger(__name__)
 

@@ -64,8 +64,8 @@ async def open_fleet(launch: Launch, ports: FleetPorts, wake: asyncio.Event) -> 
     health = HealthPoll(link.is_answering, wake)
     stalls = StallDetector(ports.heartbeats, ports.clock)
     termination = Termination(launch, ports, link, health, stalls)
-    models = ModelManager(launch, ports.startup_times, statefile.learnt)
-    if models.components:
+    models = ModelManager(launch, ports.startup_times, statefile, link)
+    if models.deployed.models:
         link.follow_demand()
     reconciler = Reconciler(launch, ports, statefile, link, termination, found, wake, models)
     return OpenFleet(reconciler, KeyPersistence(link, statefile, ports.terminal, ports.wall_clock), link)

@@ -23,26 +23,18 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from dynaplan.contract import absence
 from dynaplan.contract.holds import RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.contract.model_keys import (
-    MODEL_EVENTS,
-    MODEL_MEMORY,
-    MODEL_ORDERS,
-    MODEL_WORKERS,
-    MODELS_FIELD,
-    DeviceReport,
     ModelEvent,
-    ModelOrders,
-    planned_workers_in,
 )
 from dynaplan.contract.store_keys import FREE_GPUS, GPUS_LEFT_OUT, DesiredCounts
 from dynaplan.fleet.circus_client import CommandRefused
 from dynaplan.fleet.launch import CurrentLaunch, Launch
 from dynaplan.fleet.plugin.document import Statefile
-from dynaplan.fleet.plugin.model_manager import ModelManager, ModelWishes
+from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.plugin.pending_workers import PendingWorkers
 from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.store_link import StoreLink
@@ -69,7 +61,7 @@ from dynaplan.fleet.rules.restarting import after_exit
 from dynaplan.fleet.startup_times import startup_key
 from dynaplan.fleet.watchers import worker_watcher
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
-from dynaplan.models.workers import NO_MODELS, DesiredModels, Moment
+from dynaplan.models.workers import Moment
 from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import DynaplanError, StatefileUnwritable
@@ -139,7 +131,7 @@ class Reconciler:
     @property
     def model_events(self) -> Iterable[ModelEvent]:
         """What was last decided about models that are loaded on request, the newest last."""
-        return self._models.events
+        return self._models.state.events
 
     def record_exit(self, pid: int, exit_code: int) -> None:
         """Remember the exit code of a process that circus has reaped, and begin a pass."""
@@ -238,6 +230,7 @@ class Reconciler:
             started = after.started(before)
             after = replace(after, fleet=tuple(worker for worker in after.fleet if worker not in started))
             self._record_all(after.fleet)
+        self._models.tell(self._unwritable)
         self._gpus.release_unused(self._workers.values())
         for step, worker in after.steps(before):
             why = after.removed.get(worker.name) or worker.reason or "that number is asked for"
@@ -260,7 +253,8 @@ class Reconciler:
         reserved = self._reserved()
         gpus.reserve(reserved)
         unusable = gpus.unusable(fleet)
-        models = self._plan_models(fleet)
+        moment = Moment(self._clock.now_s(), self._ports.wall_clock())
+        models = self._models.decide(launch, fleet, gpus.shared_devices(fleet), moment)
         fleet = gpus.reallocated(fleet, self._pending.overdue(self._clock.now_s()), unusable)
         while True:
             now_s = self._clock.now_s()
@@ -277,44 +271,6 @@ class Reconciler:
             if missed.keys() <= unusable.keys():
                 return after
             unusable |= missed
-
-    def _plan_models(self, fleet: tuple[Worker, ...]) -> DesiredModels:
-        """Return the workers that models which are loaded on request are to have, and their places."""
-        if not self._launch.graph.on_demand:
-            return NO_MODELS
-        kept = self._statefile.planner_keys
-        orders_text, workers_text = self._link.model_orders, self._link.model_workers
-        try:
-            orders = ModelOrders.from_text(kept.get(MODEL_ORDERS, "") if orders_text is None else orders_text)
-        except ValueError as error:
-            log.warning("what was asked for models cannot be read: %s", error)
-            orders = ModelOrders({})
-        try:
-            planned = planned_workers_in(
-                kept.get(MODEL_WORKERS, "") if workers_text is None else workers_text
-            )
-        except ValueError as error:
-            log.warning("what planners want for models cannot be read: %s", error)
-            planned = {}
-        self._models.sleepers.follow(self._link.sleep_reasons, self._link.sleep_orders, self._clock.now_s())
-        desired = self._models.decide(
-            self._launch,
-            fleet,
-            self._gpus.shared_devices(fleet),
-            self._link.model_demand,
-            ModelWishes(orders, planned),
-            Moment(self._clock.now_s(), self._ports.wall_clock()),
-        )
-        for worker in fleet:
-            if worker.state is WorkerState.READY and worker.instance_id:
-                if worker.name in desired.to_sleep:
-                    level = desired.to_sleep[worker.name]
-                    self._models.sleepers.note_sleep_order(worker.instance_id, level)
-                    self._link.put_to_sleep(worker.instance_id, level)
-                elif worker.name in desired.to_wake:
-                    self._models.sleepers.note_wake_order(worker.instance_id)
-                    self._link.wake_up(worker.instance_id)
-        return desired
 
     def _reserved(self) -> dict[int, str]:
         """Return the GPUs that users have reserved for this moment, with the reason."""
@@ -422,26 +378,11 @@ class Reconciler:
         document |= absence.absence_fields(self._workers.values(), self._clock.now_s(), time.time())
         document |= {REMOVALS: [each.to_json() for each in self._removals]}
         killed = self._termination.killed
-        if reports := self._models.reports(self._unwritable):
-            document |= {MODELS_FIELD: {name: each.to_json() for name, each in reports.items()}}
-            document |= {MODEL_EVENTS: [asdict(each) for each in self._models.events]}
-            shared = (
-                DeviceReport.of(each.index, each.total_bytes, each.foreign_bytes)
-                for each in self._models.devices
-            )
-            document |= {MODEL_MEMORY: [each.to_json() for each in shared]}
-            self._record_learnt()
+        document |= self._models.document(self._unwritable)
         link.publish_fleet({**document, "startup_s": self._startup_s, "killed_at_deadline": killed})
         desired = desired_workers(graph, counts, self._workers)
         if counts and counts.is_pending and is_carried_out(graph, self._workers, desired, instances):
             link.acknowledge(counts.decision_id)
-
-    def _record_learnt(self) -> None:
-        if self._models.learnt != self._statefile.learnt:
-            try:
-                self._statefile.record_learnt(self._models.learnt)
-            except StatefileUnwritable as error:
-                log.warning("what was learnt of models is not in the statefile yet: %s", error)
 
     def _delay_s(self) -> float:
         starting = {name for name, each in self._workers.items() if _lacks_process(each)}

@@ -27,7 +27,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from dynaplan.models.model import HOST, Device, ModelPolicy, ModelState, ModelStatus, SleepLevel
+from dynaplan.models.model import (
+    HOST,
+    Device,
+    ModelPolicies,
+    ModelPolicy,
+    ModelState,
+    ModelStatus,
+    SleepLevel,
+)
 
 GB = 10**9
 
@@ -114,6 +122,15 @@ def load_s(settings: ModelPolicy, status: ModelStatus) -> float:
 
 def level_of(settings: ModelPolicy, name: str) -> SleepLevel | None:
     return next((level for level in settings.sleep_levels if level.name == name), None)
+
+
+def assumed_bytes(policies: ModelPolicies, status: ModelStatus) -> int:
+    """Return what a worker of a configured model is taken to hold of a device until that is seen."""
+    settings = policies.models[status.replica_of or status.name]
+    settings = settings.prefill if status.is_prefill and settings.prefill else settings
+    if status.state is ModelState.ASLEEP and (level := level_of(settings, status.sleep_level)):
+        return level.kept_bytes
+    return settings.claim_bytes or status.measured_bytes or settings.estimate_bytes
 
 
 def holding(settings: ModelPolicy, status: ModelStatus, wanted: Need) -> Holding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,10 +15,10 @@ from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims, G
 from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.reconciler import Reconciler
-from dynaplan.fleet.plugin.shared_memory import HostMemory
 from dynaplan.fleet.plugin.termination import Termination
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.models.shared_memory import HostMemory
 from dynaplan.models.workers import Learnt
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.memory import BoxMemory
@@ -119,14 +119,16 @@ class Box:
         health, stalls = cast(Any, self.health), cast(Any, self.stalls)
         termination = Termination(self.launch, ports, link, health, stalls)
         workers = self.statefile.workers if found is None else found
-        models = ModelManager(self.launch, self.startup_times, self.statefile.learnt, self.read_host)
+        models = ModelManager(self.launch, self.startup_times, statefile, link, self.read_host)
         self.reconciler = Reconciler(
             self.launch, ports, statefile, link, termination, workers, self.wake, models
         )
         return self.reconciler
 
-    def read_host(self, pids: Sequence[int]) -> HostMemory:
-        return HostMemory(self.host, dict.fromkeys(pids, self.held))
+    def read_host(self, pids: Collection[int]) -> HostMemory:
+        held, box = self.held, self.host
+        resident_bytes = dict.fromkeys(pids, held.resident_bytes)
+        return HostMemory(box.total_bytes, box.available_bytes, resident_bytes, len(pids) * held.own_bytes)
 
     @property
     def written(self) -> tuple[Worker, ...]:

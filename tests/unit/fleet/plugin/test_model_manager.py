@@ -14,10 +14,10 @@ from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.engines.llamacpp.saved_slots import SavedSlot, saved_in
 from dynaplan.fleet.plugin import model_manager
 from dynaplan.fleet.plugin.gpu_availability import GpuMemory
-from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.graph.lifecycle import Role, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.models.rules.draft import SHRINK_AFTER_S
+from dynaplan.models.step import PLANNER_GRACE_S
 from dynaplan.models.workers import Learnt
 from dynaplan.process.memory import BoxMemory
 from tests.unit.fleet.plugin.box import Box
@@ -186,7 +186,9 @@ async def test_a_load_that_failed_for_want_of_memory_is_not_tried_again_with_as_
 def test_what_was_learnt_is_where_a_manager_begins(tmp_path: Path) -> None:
     box = models_box(tmp_path)
     learnt = {"ant": Learnt(memory_bytes=7)}
-    assert ModelManager(box.launch, box.startup_times, learnt, box.read_host).learnt == learnt
+    box.statefile.learnt = learnt
+    box.new_reconciler()
+    assert box.reconciler._models.state.learnt == learnt
 
 
 async def test_a_load_that_the_full_disk_holds_up_says_so_and_is_not_waited_for_long(tmp_path: Path) -> None:
@@ -516,7 +518,7 @@ async def test_requests_count_again_when_the_planner_is_away_for_too_long(tmp_pa
     await box.reconciler.reconcile_once()
     assert box.states()["ns_Planner"] in ("backoff", "starting")
     assert "ns_ant_1" not in box.states(), "what it wanted last counts for a while"
-    box.now += model_manager.PLANNER_GRACE_S + 1
+    box.now += PLANNER_GRACE_S + 1
     await box.reconciler.reconcile_once()
     assert box.states()["ns_ant_1"] == "starting"
 
