@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from aiohttp import web
-
 from dynaplan.config.frontend import own_frontend_settings
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.models import ServedModel
@@ -46,7 +44,6 @@ from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.stalled_workers import StalledWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
 from dynaplan.gateway.upstream import Upstream
-from dynaplan.http.acceptor import Acceptor
 from dynaplan.http.limits import ConnectionLimits
 from dynaplan.http.messages import Request, Response
 from dynaplan.http.routes import ROUTING_PATH, Route
@@ -56,6 +53,7 @@ from dynaplan.routing.routing_logic import KV_MODE
 from dynaplan.store.instances import PUBLIC_URL, SLEEP, host_of, is_loopback
 from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
 from dynaplan.util.documents import parse_object
+from dynaplan.util.errors import UserError
 from dynaplan.util.sockets import bound_socket, url_of
 from dynaplan.util.tasks import BackgroundTasks
 from dynaplan.worker.routers import ROUTES_TO
@@ -160,7 +158,6 @@ class FrontendServer:
         self._page = make_page(runtime, settings, self._routes.handle)
         self._routes.page = self._page.handle if self._page else None
         self._server = self._client_server()
-        self._acceptor: Acceptor | None = None
 
     def _new_models(self) -> FrontendModels:
         """Return the models that are loaded on request; without any the one of all workers."""
@@ -230,8 +227,7 @@ class FrontendServer:
 
     @property
     def port(self) -> int:
-        assert self._acceptor
-        return self._acceptor.address[1]
+        return self._server.address[1]
 
     async def start(self) -> None:
         """Listen, register the public address, and begin to follow the store's keys."""
@@ -247,14 +243,8 @@ class FrontendServer:
         listen_on = self._runtime.public_socket
         listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
         is_alone = settings.shared_metrics is None
-        tls = self._runtime.server_tls
-        limited = self._server.limited
-        self._acceptor = Acceptor(
-            listen_on, limited.welcome, has_room=limited.has_room, is_alone=is_alone, tls=tls
-        )
-        self._acceptor.start()
+        self._server.listen(listen_on, is_alone=is_alone, tls=self._runtime.server_tls)
         log.info("the OpenAI API is at %s", self._public_url())
-        self._runtime.spawn(limited.watch(), "watch connections")
         self._runtime.spawn(
             self._stalled.watch(
                 lambda: [each.router.instances for each in self._models.all],
@@ -290,15 +280,13 @@ class FrontendServer:
         one, just before that would be closed: it is answered, with that header.
         """
         self._routes.is_draining = self._server.is_draining = True
-        if self._acceptor:
-            await self._acceptor.stop()
+        await self._server.stop_listening()
         if self._page:
             await self._page.close()
         limited = self._server.limited
         while limited.close_idle(timing.DRAIN_NEXT_REQUEST_S) or self.in_flight or limited.has_unsent_bytes():
             await asyncio.sleep(timing.DRAIN_POLL_S)
-        if self._acceptor:
-            await self._acceptor.closed()
+        await self._server.sent()
 
     async def close(self) -> None:
         """Close every connection, after releasing the hand-offs at the prefill workers."""
@@ -306,9 +294,7 @@ class FrontendServer:
             await prefill.close()
         if self._page:
             await self._page.close()
-        if self._acceptor:
-            await self._acceptor.stop()
-        await self._server.close(timing.SHUTDOWN_TIMEOUT_S)
+        await self._server.close()
         self._metrics.write()  # at once: a forced stop may cut what follows
         if self._recording:
             await self._recording.write()
@@ -319,25 +305,23 @@ class FrontendServer:
         await self._inputs.close()
         await self._upstream.close()
 
-    async def _leaving(self, request: web.Request) -> web.Response:
+    async def _leaving(self, request: Request) -> Response:
         """Answer ``POST /leaving/{instance id}``: route nothing more there; return what is in flight."""
-        return web.json_response({"in_flight": self._models.stop_routing_to(_instance_id(request))})
+        return Response.json({"in_flight": self._models.stop_routing_to(_instance_id(request))})
 
-    async def _falling_asleep(self, request: web.Request) -> web.Response:
+    async def _falling_asleep(self, request: Request) -> Response:
         """Answer ``POST /falling_asleep/{instance id}``: return what is in flight there.
 
         409 until this frontend has heard that the instance is to sleep: it may send requests there.
         """
         instance_id = _instance_id(request)
         if not self._sleeping.is_to_sleep(instance_id):
-            return web.json_response(
-                {"error": "it is not known here that this worker is to sleep"}, status=409
-            )
-        return web.json_response({"in_flight": self._models.in_flight_at(instance_id)})
+            return Response.json({"error": "it is not known here that this worker is to sleep"}, status=409)
+        return Response.json({"in_flight": self._models.in_flight_at(instance_id)})
 
-    async def _routing(self, request: web.Request) -> web.Response:
+    async def _routing(self, request: Request) -> Response:
         """Answer ``GET /routing``: by worker, the source of its cached prefixes."""
-        return web.json_response(self._router.cache_sources())
+        return Response.json(self._router.cache_sources())
 
     def _client_server(self) -> HttpServer:
         settings = self._settings
@@ -360,8 +344,7 @@ class FrontendServer:
 
     def _public_url(self) -> str:
         """Return the URL of the public server, as seen from this machine, or from others that see it."""
-        assert self._acceptor
-        host, port = self._acceptor.address
+        host, port = self._server.address
         own = host_of(self._runtime.url).strip("[]")
         seen = {"0.0.0.0": "127.0.0.1", "::": "::1"} if is_loopback(own) else {"0.0.0.0": own, "::": own}
         host = seen.get(host, host)
@@ -394,10 +377,9 @@ def _has_starting_decode_workers(fleet: str) -> bool:
     return decode.starting + decode.backoff > 0
 
 
-def _instance_id(request: web.Request) -> int:
-    """Return the instance id of a worker's question, in hexadecimal as in discovery's keys; 400."""
+def _instance_id(request: Request) -> int:
+    """Return the instance id of a worker's question, in hexadecimal as in discovery's keys."""
     try:
-        return int(request.match_info["instance_id"], 16)
+        return int(request.fields["instance_id"], 16)
     except ValueError:
-        text = '{"error": "an instance id is a hexadecimal number"}'
-        raise web.HTTPBadRequest(text=text, content_type="application/json") from None
+        raise UserError("an instance id is a hexadecimal number") from None

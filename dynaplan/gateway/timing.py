@@ -14,9 +14,6 @@ A client on a busy machine sends its next one that late: with 0.25 s, 112 reques
 at a load of 9 for each core.
 """
 
-SHUTDOWN_TIMEOUT_S = 0.5
-"""Time for which cancelled requests may take to end at the end, when nearly every one is answered already."""
-
 BACKGROUND_TIMEOUT_S = 2.0
 """Time at the end for messages to workers that no request waits for."""
 

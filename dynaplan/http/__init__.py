@@ -8,7 +8,8 @@
 | ``limits`` | slow clients, and too many |
 | ``connections`` | connections to servers, pooled; whole answers and streams |
 | ``stream_batching`` | several streams, written together |
-| ``routes``, ``trace``, ``request_ids`` | paths and headers that several processes agree on |
+| ``routes``, ``route_table`` | routes, and how they are found |
+| ``trace``, ``request_ids`` | headers that go on from one server to the next |
 | ``browser_policy`` | which requests of web browsers are answered |
 | ``tls`` | certificates, of servers and of those that they are shown to |
 """

@@ -21,6 +21,23 @@ MAX_PIECE_BYTES = 256 * 1024
 """Bytes that are decompressed at once."""
 
 
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""Bytes of a body that ``Request.read`` returns at most."""
+
+NO_FIELDS: Mapping[str, str] = {}
+
+
+class InvalidBody(Exception):
+    """The body is not what its headers say."""
+
+
+class BodyTooLarge(Exception):
+    """The body is larger than its reader takes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__(f"the request is larger than {most_bytes} bytes")
+
+
 class Headers:
     """The headers of a request; their names in any case."""
 
@@ -96,12 +113,17 @@ class Answering(Protocol):
         """Send the interim answer for which a client with ``Expect: 100-continue`` waits."""
         ...
 
+    async def flush(self) -> None:
+        """Return when the kernel has all that was written, or the client has left."""
+        ...
+
 
 class Request(Struct, frozen=True):
     """A request whose head has arrived. ``path`` has no query, and its escapes are decoded.
 
     ``name`` is its id, the client's own where it is usable. ``readable_by`` is the web origin whose scripts
-    may read the answer, empty where there is none. ``is_from_browser``: it says from what page it comes.
+    may read the answer, empty where there is none. ``is_from_browser``: it says
+    from what page it comes. ``fields`` are what its route names in the path.
     """
 
     method: str
@@ -115,11 +137,29 @@ class Request(Struct, frozen=True):
     is_kept: bool = True
     readable_by: str = ""
     is_from_browser: bool = False
+    fields: Mapping[str, str] = NO_FIELDS
 
     @property
     def query(self) -> dict[str, str]:
         """The fields of the query; of several of a name the first."""
         return dict(reversed(parse_qsl(urlsplit(self.target).query, keep_blank_values=True)))
+
+    async def read(self) -> bytes:
+        """Return the whole body, decompressed; raises InvalidBody, BodyTooLarge, or ConnectionError."""
+        most_bytes = MAX_BODY_BYTES
+        if self.body.declared_bytes > most_bytes:
+            raise BodyTooLarge(most_bytes)
+        if self.headers.get("expect").lower() == "100-continue":
+            await self.connection.ask_for_body()
+        pieces, size = [], 0
+        while piece := await self.body.read():
+            pieces.append(piece)
+            if (size := size + len(piece)) > most_bytes:
+                raise BodyTooLarge(most_bytes)
+        return b"".join(pieces)
+
+    def with_fields(self, fields: Mapping[str, str]) -> Request:
+        return replace(self, fields=fields)
 
     def redirected(self, path: str, headers: Headers) -> Request:
         """Return the same request for another path, with other headers."""
@@ -135,10 +175,6 @@ def path_of(target: str) -> str:
             return target
     path = target.partition("?")[0].partition("#")[0]
     return unquote(path) if "%" in path else path
-
-
-class InvalidBody(Exception):
-    """The body is not what its headers say."""
 
 
 class RequestBody:

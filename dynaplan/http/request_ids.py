@@ -5,10 +5,6 @@ from __future__ import annotations
 import re
 from random import Random
 
-from aiohttp import web
-
-from dynaplan.http.trace import REQUEST_ID
-
 USABLE_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}", re.ASCII)
 """The form of an id that is sent back: nothing that could break a header or a line of a log."""
 
@@ -32,12 +28,3 @@ def attempt_id(name: str) -> str:
 def request_id(given: str | None) -> str:
     """Return the client's id, or a new one when it gave none or one that is not usable."""
     return given if given and USABLE_ID.fullmatch(given) else new_request_id()
-
-
-def request_id_of(request: web.BaseRequest) -> str:
-    return request_id(request.headers.get(REQUEST_ID))
-
-
-async def add_request_id(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Put the request's id into the response, before its headers are sent."""
-    response.headers[REQUEST_ID] = request_id_of(request)

@@ -23,6 +23,8 @@ EVENTS = "events"
 class Route:
     """One HTTP route. ``handler`` takes the server's request and returns its response.
 
+    In ``path``, ``{name}`` is a field of the request, one segment; ``*`` is anything.
+
     A route that ``is_open`` needs no worker token (health and metrics). A route that is not work
     (``is_work`` False) does not hold up a drain. Work that is not ``is_counted`` is refused by a draining
     worker too, but another component counts it as in flight.

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -30,6 +31,7 @@ from typing import cast
 import httptools
 
 from dynaplan.http import timing
+from dynaplan.http.acceptor import Acceptor
 from dynaplan.http.browser_policy import BROWSER_HEADERS, readable_headers
 from dynaplan.http.limits import (
     MAX_HEAD_BYTES,
@@ -43,7 +45,9 @@ from dynaplan.http.limits import (
 from dynaplan.http.messages import ENCODINGS, Headers, Request, RequestBody, Response, path_of
 from dynaplan.http.request_ids import new_request_id, request_id
 from dynaplan.http.stream_batching import StreamBatch
+from dynaplan.http.tls import ServerTls
 from dynaplan.http.trace import REQUEST_ID
+from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger("dynaplan.http")
 
@@ -92,9 +96,43 @@ class HttpServer:
         self.batch = batch or StreamBatch()
         self.limited = LimitedConnections(limits, lambda: ClientConnection(self), closed)
         self.is_draining = False
+        self._acceptor: Acceptor | None = None
+        self._watching = BackgroundTasks()
 
-    async def close(self, timeout_s: float) -> None:
-        """Close every connection, and cancel the requests on them; abort what is open after the timeout."""
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        assert self._acceptor
+        return self._acceptor.address
+
+    def listen(
+        self, listen_on: socket.socket, *, is_alone: bool = True, tls: ServerTls | None = None
+    ) -> None:
+        """Take the connections of this socket, and hold them to the limits; see ``Acceptor``."""
+        limited = self.limited
+        self._acceptor = Acceptor(
+            listen_on, limited.welcome, has_room=limited.has_room, is_alone=is_alone, tls=tls
+        )
+        self._acceptor.start()
+        self._watching.spawn(limited.watch(), "watch connections")
+
+    async def stop_listening(self) -> None:
+        """Take no more connections; open ones continue. Twice is once."""
+        if self._acceptor:
+            await self._acceptor.stop()
+
+    async def sent(self) -> None:
+        """Return when the clients of closing connections have all that was written; see ``Acceptor``."""
+        if self._acceptor:
+            await self._acceptor.closed()
+
+    async def close(self, timeout_s: float = timing.CLOSE_TIMEOUT_S) -> None:
+        """Stop listening, close every connection, and cancel the requests on them.
+
+        What is open after the timeout is aborted.
+        """
+        await self.stop_listening()
+        await self._watching.cancel()
         until_s = asyncio.get_running_loop().time() + timeout_s
         connections = [each for each in self.limited.open if isinstance(each, ClientConnection)]
         tasks = [task for each in connections if (task := each.close())]
@@ -473,6 +511,16 @@ class ClientConnection(asyncio.Protocol):
 
     async def ask_for_body(self) -> None:
         await self._send(_CONTINUE)
+
+    async def flush(self) -> None:
+        transport = self.transport
+        if transport is None or not transport.get_write_buffer_size():
+            return
+        transport.set_write_buffer_limits(high=0)
+        if self._drained is not None:
+            await asyncio.shield(self._drained)
+        if self.transport is not None:
+            transport.set_write_buffer_limits()
 
     async def _send(self, data: bytes) -> None:
         transport = self.transport

@@ -27,6 +27,8 @@ REFUSAL_LINGER_S = 1.0
 """How long a refused connection stays open, so that its client can read the refusal."""
 LINGER_S = 5.0
 """For the rest of a body to be read and dropped, where it was answered before it had come."""
+CLOSE_TIMEOUT_S = 0.5
+"""For cancelled requests to end, when nearly every one is answered already."""
 CLOSE_POLL_S = 0.02
 """Between two checks at the end whether the connections are closed."""
 

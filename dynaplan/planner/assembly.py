@@ -147,8 +147,8 @@ async def run_planner(settings: PlannerSettings) -> None:
         if settings.metric_reporting_prometheus_port:
             from dynaplan.planner.metrics_server import serve_metrics
 
-            server = await serve_metrics(settings, planner.numbers, lambda: not pulse.is_late)
-            stack.push_async_callback(server.cleanup)
+            server = serve_metrics(settings, planner.numbers, lambda: not pulse.is_late)
+            stack.push_async_callback(server.close)
         await planner.loop.run()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -41,10 +41,9 @@ def timeout_headers(deadline_s: float) -> dict[str, str]:
     return {TIMEOUT_HEADER: str(max(1, math.ceil(1000 * left_s)))}
 
 
-def parse_deadline(headers: Mapping[str, str]) -> float:
-    """Return the deadline that a request came with; raises UserError unless it is in whole milliseconds."""
-    text = headers.get(TIMEOUT_HEADER)
-    if text is None:
+def parse_deadline(text: str) -> float:
+    """Return the deadline of a request with that header; raises UserError unless it is in milliseconds."""
+    if not text:
         return NEVER
     if not (text.isascii() and text.isdigit()):
         raise UserError(f"{TIMEOUT_HEADER} is {text[:20]!r}: expected whole milliseconds")

@@ -12,11 +12,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
-
+from dynaplan.http.messages import Answering, BodyTooLarge, InvalidBody, Request, Response
 from dynaplan.http.routes import Route
 from dynaplan.util.errors import DeadlineExceeded, RequestRefused, TemporaryError, UserError
-from dynaplan.worker.deadlines import deadline_scope, iterate_until, parse_deadline
+from dynaplan.worker.deadlines import TIMEOUT_HEADER, deadline_scope, iterate_until, parse_deadline
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +24,7 @@ LINES = "application/x-ndjson"
 MODULE_PREFIX = re.compile(r"\b(?:[^\W\d]\w*\.)+")
 """The modules before the names of types in a signature, which a reader of it does not need."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[Request], Awaitable[Response | None]]
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,15 @@ def public_route(endpoint: ServedEndpoint) -> Route:
 def check_route(path: str, checks: Sequence[Callable[[], Any]]) -> Route:
     """``GET path``, open: 200 when every check is true, 503 when one is false, 500 when one raises."""
 
-    async def handle(_: web.Request) -> web.StreamResponse:
+    async def handle(_: Request) -> Response:
         try:
             for check in checks:
                 passed = check()
                 if not (await passed if inspect.isawaitable(passed) else passed):
-                    return web.Response(status=503)
+                    return Response.text("", 503)
         except Exception as error:
-            return web.Response(status=500, text=str(error))
-        return web.Response()
+            return Response.text(str(error), 500)
+        return Response.text("")
 
     return Route("GET", path, handle, is_open=True, is_work=False)
 
@@ -100,35 +99,33 @@ def to_plain(value: Any) -> Any:
 
 
 def _handler(endpoint: ServedEndpoint, content_type: str, line: Callable[[Any], bytes]) -> Handler:
-    async def handle(request: web.Request) -> web.StreamResponse:
+    async def handle(request: Request) -> Response | None:
         try:
-            deadline_s = parse_deadline(request.headers)
+            deadline_s = parse_deadline(request.headers.get(TIMEOUT_HEADER))
             body = await _read_body(request)
             items = iterate_until(deadline_s, call_endpoint(endpoint, body), endpoint.name)
             with deadline_scope(deadline_s):
                 first = await _first(items)
         except Exception as error:
             return _failure(error, _status_of(error))
-        response = web.StreamResponse()
-        response.content_type = content_type
-        response.charset = "utf-8"
         async with contextlib.aclosing(items):
-            await response.prepare(request)
+            request.connection.start_stream(request, {"Content-Type": f"{content_type}; charset=utf-8"})
             with deadline_scope(deadline_s):
-                await _send(response, first, items, line)
-        return response
+                await _send(request.connection, first, items, line)
+        return None
 
     return handle
 
 
-async def _read_body(request: web.Request) -> Any:
+async def _read_body(request: Request) -> Any:
     """Return the request's JSON; None without a body."""
     try:
-        return await request.json() if request.can_read_body else None
-    except web.HTTPRequestEntityTooLarge as error:
-        limit = f"the request is larger than {request.client_max_size} bytes"
-        raise RequestRefused(limit, hint="Send less.", status=error.status) from error
-    except (ValueError, LookupError, RecursionError) as error:
+        body = await request.read()
+        charset = request.headers.get("Content-Type").partition("charset=")[2].strip(' "') or "utf-8"
+        return json.loads(body.decode(charset)) if body else None
+    except BodyTooLarge as error:
+        raise RequestRefused(str(error), hint="Send less.", status=413) from error
+    except (InvalidBody, ValueError, LookupError, RecursionError) as error:
         raise UserError(f"the request is not JSON: {error}") from error
 
 
@@ -141,29 +138,31 @@ async def _first(items: AsyncIterator[Any]) -> list[Any]:
 
 
 async def _send(
-    response: web.StreamResponse, first: list[Any], items: AsyncIterator[Any], line: Callable[[Any], bytes]
+    client: Answering, first: list[Any], items: AsyncIterator[Any], line: Callable[[Any], bytes]
 ) -> None:
     try:
         for item in first:
-            await _write(response, line(item))
+            await _write(client, line(item))
         async for item in items:
-            await _write(response, line(item))
+            await _write(client, line(item))
     except _ClientGone:
         log.debug("the client left before the end of its answer")
+        return
     except DeadlineExceeded as error:
-        await _write(response, _json_line(_description(error)))
+        await _write(client, _json_line(_description(error)))
     except Exception as error:
         log.exception("an endpoint failed in the middle of its answer")
-        await _write(response, _json_line(_description(error)))
+        await _write(client, _json_line(_description(error)))
+    await client.end_stream()
 
 
-class _ClientGone(Exception):
+class _ClientGone(ConnectionError):
     """Nobody reads the answer any more. An endpoint's own ConnectionError is something else."""
 
 
-async def _write(response: web.StreamResponse, data: bytes) -> None:
+async def _write(client: Answering, data: bytes) -> None:
     try:
-        await response.write(data)
+        await client.write(data)
     except ConnectionError as error:
         raise _ClientGone from error
 
@@ -216,10 +215,10 @@ def _description(error: BaseException) -> dict[str, str]:
     return {"error": str(error) or type(error).__name__, "error_type": type(error).__name__}
 
 
-def _failure(error: Exception, status: int) -> web.Response:
+def _failure(error: Exception, status: int) -> Response:
     if status == 500:
         log.error("an endpoint failed", exc_info=error)
-    return web.json_response(_description(error), status=status)
+    return Response.json(_description(error), status)
 
 
 def _status_of(error: Exception) -> int:

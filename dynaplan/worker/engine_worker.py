@@ -17,13 +17,13 @@ import logging
 from typing import TYPE_CHECKING
 
 import aiohttp
-from aiohttp import web
 
 from dynaplan.config.frontend import routes_by_events
 from dynaplan.config.settings.worker import KV_NETWORK_ENGINE, WorkerSettings, engine_of
 from dynaplan.engines import registry
 from dynaplan.engines.kv_events import CARD_KEY, FOLLOWS
 from dynaplan.engines.port import EngineContext
+from dynaplan.http.messages import Request, Response
 from dynaplan.http.routes import Route
 from dynaplan.store.instances import (
     ASLEEP,
@@ -195,39 +195,36 @@ class Relay:
 
     def routes(self) -> tuple[Route, ...]:
         """Return the routes of the OpenAI API."""
-        return (Route("POST", "/v1/{path:.*}", self.answer),)
+        return (Route("POST", "/v1/*", self.answer),)
 
     async def close(self) -> None:
         if self._session:
             await self._session.close()
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: Request) -> Response | None:
         """Answer as the engine does; 503 when it cannot be reached, and has not begun with the request.
 
         When the engine is lost in the midst of the request, so is the frontend's connection.
         """
         self._session = self._session or worker_session(self._token)
-        headers = {name: request.headers[name] for name in REQUEST_HEADERS if name in request.headers}
-        url = self._engine_url + request.path_qs
+        headers = {name: value for name in REQUEST_HEADERS if (value := request.headers.get(name))}
+        url = self._engine_url + request.target
         try:
             async with self._session.post(url, data=await request.read(), headers=headers) as upstream:
-                return await _stream_back(request, upstream)
+                await _stream_back(request, upstream)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            return web.json_response({"error": f"the engine does not answer: {error}"}, status=503)
-        except (aiohttp.ClientError, asyncio.IncompleteReadError):
-            if request.transport:
-                request.transport.abort()
-            raise
+            return Response.json({"error": f"the engine does not answer: {error}"}, 503)
+        except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
+            raise ConnectionError(f"the engine is lost: {error}") from error
+        return None
 
 
-async def _stream_back(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+async def _stream_back(request: Request, upstream: aiohttp.ClientResponse) -> None:
     headers = {name: upstream.headers[name] for name in RESPONSE_HEADERS if name in upstream.headers}
-    response = web.StreamResponse(status=upstream.status, headers=headers)
-    await response.prepare(request)
+    request.connection.start_stream(request, headers, upstream.status)
     async for piece in upstream.content.iter_any():
-        await response.write(piece)
-    await response.write_eof()
-    return response
+        await request.connection.write(piece)
+    await request.connection.end_stream()
 
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from dynaplan.engines.kv_events import (
     SNAPSHOT_PATH,
     TOPIC,
@@ -19,6 +17,7 @@ from dynaplan.engines.kv_events import (
     Stored,
     kv_payload,
 )
+from dynaplan.http.messages import Request, Response
 from dynaplan.http.routes import Route
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import ConfigError, PermanentError, QueueUnavailable
@@ -108,9 +107,9 @@ class KvEventPublisher:
         except (PermanentError, ConfigError) as error:
             log.warning("KV events are lost: %s", error)
 
-    async def _snapshot(self, _: web.Request) -> web.Response:
+    async def _snapshot(self, _: Request) -> Response:
         snapshot = self._blocks.snapshot(self._runtime.instance_id)
-        return web.Response(body=snapshot.body(), headers=snapshot.headers())
+        return Response(200, snapshot.headers(), snapshot.body())
 
 
 def _messages(events: Sequence[KvEvent]) -> Iterator[list[KvEvent]]:

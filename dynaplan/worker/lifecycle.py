@@ -28,9 +28,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import web
-
 from dynaplan.engines.worker_load import GAUGE_PREFIX, load_gauges
+from dynaplan.http.messages import Request, Response
 from dynaplan.http.routes import Route
 from dynaplan.process.signals import on_signals
 from dynaplan.store.instances import Instance
@@ -214,19 +213,19 @@ class WorkerLifecycle:
             *self.runtime.routes,
         )
 
-    async def _health(self, _: web.Request) -> web.Response:
+    async def _health(self, _: Request) -> Response:
         draining = self.runtime.is_draining
         status = "draining" if draining else "ready" if self.runtime.ready.is_set() else "starting"
         document = {"status": status, "worker": self.runtime.worker_name}
-        return web.json_response(document, status=200 if status == "ready" else 503)
+        return Response.json(document, 200 if status == "ready" else 503)
 
-    async def _who(self, _: web.Request) -> web.Response:
-        return web.json_response({"namespace": self.runtime.namespace, "worker": self.runtime.worker_name})
+    async def _who(self, _: Request) -> Response:
+        return Response.json({"namespace": self.runtime.namespace, "worker": self.runtime.worker_name})
 
-    async def _load_metrics(self, _: web.Request) -> web.Response:
-        return web.json_response(self.runtime.load.to_json())
+    async def _load_metrics(self, _: Request) -> Response:
+        return Response.json(self.runtime.load.to_json())
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    async def _metrics(self, _: Request) -> Response:
         runtime = self.runtime
         in_flight = sum(server.in_flight.count for server in self._servers)
         values = {
@@ -240,7 +239,7 @@ class WorkerLifecycle:
             "worker": runtime.worker_name,
         }
         text = prometheus_text.render(values, labels)
-        return web.Response(text=text, headers={"Content-Type": prometheus_text.CONTENT_TYPE})
+        return Response.text(text, content_type=prometheus_text.CONTENT_TYPE)
 
 
 async def _drain_when_revoked(runtime: WorkerRuntime, registration: Registration) -> None:

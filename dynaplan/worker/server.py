@@ -7,26 +7,25 @@ import hmac
 import logging
 import math
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-
-from aiohttp import web
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from dynaplan.http.limits import ConnectionLimits
-from dynaplan.http.request_ids import add_request_id
+from dynaplan.http.messages import BodyTooLarge, InvalidBody, Request, Response
+from dynaplan.http.route_table import RouteTable
 from dynaplan.http.routes import Route
+from dynaplan.http.server import HttpServer
 from dynaplan.http.tls import ServerTls
 from dynaplan.store.instances import is_loopback
-from dynaplan.util.errors import ConfigError, nearest
+from dynaplan.util.errors import ConfigError, UserError, nearest
 from dynaplan.util.sockets import bound_socket, url_of
-from dynaplan.worker.http_server import LimitedRunner
 
 log = logging.getLogger(__name__)
 
 DRAINING_HEADER = "x-dynaplan-draining"
 """On a 503: this worker is leaving; the request was not touched and is safe to send to another one."""
 
-MAX_BODY_BYTES = 64 * 1024 * 1024
+NO_HEADERS: Mapping[str, str] = {}
 
 WORKER_LIMITS = ConnectionLimits(write_s=math.inf, option="ulimit -n")
 """The limits of a worker's own server: those of the public ones, but a slow reader is not closed.
@@ -34,8 +33,6 @@ WORKER_LIMITS = ConnectionLimits(write_s=math.inf, option="ulimit -n")
 Its readers are frontends, which are as slow as their clients and close those; a connection that broke off
 here would look like the worker's death.
 """
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class InFlight:
@@ -87,105 +84,97 @@ class WorkerServer:
         self._is_public = limits is not None
         self._limits = limits or WORKER_LIMITS
         self._credentials = f"Bearer {token}".encode() if token else b""
-        self._table = web.UrlDispatcher()
-        self._runner: LimitedRunner | None = None
+        self._table = RouteTable()
+        self._server: HttpServer | None = None
         self.in_flight = InFlight()
         self.is_draining = False
 
     async def start(self, routes: Sequence[Route]) -> None:
         """Serve these routes, beside those added before, on the socket; returns once it listens."""
         self.add(routes)
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
-        # An application's own router takes nothing more once it serves.
-        app.router.add_route("*", "/{path:.*}", self._dispatch)
-        app.on_response_prepare.append(add_request_id)
-        self._runner = LimitedRunner(
-            app, self._limits, access_log=None, handler_cancellation=True, shutdown_timeout=0.5
-        )
-        await self._runner.setup()
-        self._runner.listen(self._socket, is_alone=not self._is_public, tls=self._tls)
+        self._server = HttpServer(self._answer, self._limits)
+        self._server.listen(self._socket, is_alone=not self._is_public, tls=self._tls)
 
     def add(self, routes: Sequence[Route]) -> None:
         """Serve these routes too, from now on."""
-        for route in routes:
-            self._table.add_route(route.method, route.path, self._guarded(route))
+        self._table.add(routes)
 
     async def drain(self) -> None:
         """Refuse new work from now on."""
         self.is_draining = True
-        if self._runner and self._is_public:
-            await self._runner.stop_listening()
+        if self._server and self._is_public:
+            await self._server.stop_listening()
 
     async def stop(self) -> None:
         """Close every connection, and with it whatever is still in flight."""
-        if self._runner:
-            await self._runner.cleanup()
+        if self._server:
+            await self._server.close()
+            await self._server.sent()
         self._socket.close()
 
-    async def _dispatch(self, request: web.Request) -> web.StreamResponse:
-        found = await self._table.resolve(request)
-        if isinstance(found.http_exception, web.HTTPNotFound) and self._bears_token(request):
-            return self._unknown_path(request.path)
-        if isinstance(found.http_exception, web.HTTPMethodNotAllowed):
-            return _another_method(request.path, found.http_exception.allowed_methods)
-        request.match_info.clear()
-        request.match_info.update(found)
-        return await found.handler(request)
+    async def _answer(self, request: Request) -> Response | None:
+        found = self._table.find(request.path, request.target)
+        if not found:
+            return self._unknown_path(request)
+        if request.method not in found:
+            return _another_method(request.path, found)
+        route, fields = found[request.method]
+        if not route.is_open and not self._bears_token(request):
+            return _error("a valid worker token is needed", 401)
+        is_work = route.is_work and not route.is_open
+        if is_work and self.is_draining:
+            return _refusal()
+        if fields:
+            request = request.with_fields(fields)
+        if not (is_work and route.is_counted):
+            return await _call(route, request)
+        with self.in_flight:
+            response = await _call(route, request)
+            await _send_completely(request, response)
+        return None
 
-    def _unknown_path(self, path: str) -> web.Response:
-        known = {resource.canonical for resource in self._table.resources()}
-        return web.json_response({"error": f"There is no {path} here. {nearest(path, known)}"}, status=404)
+    def _unknown_path(self, request: Request) -> Response:
+        if not self._bears_token(request):
+            return _error("not found", 404)
+        hint = nearest(request.path, self._table.paths)
+        return _error(f"There is no {request.path} here. {hint}", 404)
 
-    def _guarded(self, route: Route) -> Handler:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            if not route.is_open and not self._bears_token(request):
-                return web.json_response({"error": "a valid worker token is needed"}, status=401)
-            if not route.is_work or route.is_open:
-                return _as_response(await route.handler(request))
-            if self.is_draining:
-                return _refusal()
-            if not route.is_counted:
-                return _as_response(await route.handler(request))
-            with self.in_flight:
-                response = _as_response(await route.handler(request))
-                await _send_completely(request, response)
-                return response
-
-        return handle
-
-    def _bears_token(self, request: web.Request) -> bool:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+    def _bears_token(self, request: Request) -> bool:
+        given = request.headers.get("Authorization").encode("utf-8", "surrogateescape")
         return not self._credentials or hmac.compare_digest(given, self._credentials)
 
 
-def _as_response(answer: object) -> web.StreamResponse:
-    if not isinstance(answer, web.StreamResponse):
+async def _call(route: Route, request: Request) -> Response | None:
+    """Return the route's answer, or that of what it raises over the request."""
+    try:
+        answer = await route.handler(request)
+    except (BodyTooLarge, InvalidBody, UserError) as error:
+        return _error(str(error), 413 if isinstance(error, BodyTooLarge) else 400)
+    if answer is not None and not isinstance(answer, Response):
         raise TypeError(f"a route answered {type(answer).__name__} instead of a response")
     return answer
 
 
-def _another_method(path: str, allowed: set[str]) -> web.Response:
+def _error(message: str, status: int, headers: Mapping[str, str] = NO_HEADERS) -> Response:
+    document = Response.json({"error": message}, status)
+    return replace(document, headers={**document.headers, **headers}) if headers else document
+
+
+def _another_method(path: str, allowed: Iterable[str]) -> Response:
     methods = ", ".join(sorted(allowed))
-    headers = {"Allow": methods}
-    return web.json_response({"error": f"{path} takes {methods} only"}, status=405, headers=headers)
+    return _error(f"{path} takes {methods} only", 405, {"Allow": methods})
 
 
-def _refusal() -> web.Response:
-    headers = {DRAINING_HEADER: "1", "Connection": "close"}
-    return web.json_response({"error": "this worker is draining"}, status=503, headers=headers)
+def _refusal() -> Response:
+    return _error("this worker is draining", 503, {DRAINING_HEADER: "1", "Connection": "close"})
 
 
-async def _send_completely(request: web.Request, response: web.StreamResponse) -> None:
-    """Send the rest of the response and return when the kernel has it: exiting then cuts nothing."""
+async def _send_completely(request: Request, response: Response | None) -> None:
+    """Send the answer, or the rest of it; return when the kernel has it: exiting then cuts nothing."""
     try:
-        await response.prepare(request)
-        await response.write_eof()
-        transport = request.transport
-        if transport is None or not transport.get_write_buffer_size():
-            return
-        transport.set_write_buffer_limits(high=0)
-        await request.protocol._drain_helper()
-        transport.set_write_buffer_limits()
+        if response is not None:
+            await request.connection.respond(request, response)
+        await request.connection.flush()
     except ConnectionError:
         log.debug("the client of %s left before the end of its answer", request.path)
 

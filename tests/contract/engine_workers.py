@@ -1,13 +1,12 @@
 """Engines as a worker serves them, for the tests of what every engine must do and of what one does.
 
-The server here does what the worker's does: it adds the engine's routes and demands the token.
+The server is the worker's: it adds the engine's routes and demands the token.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,11 +15,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from dynaplan.engines import registry
 from dynaplan.engines.port import Engine, EngineContext
 from dynaplan.events.prefill_requests import RemotePrefillRequest
+from dynaplan.util.sockets import bound_socket
+from dynaplan.worker.server import WorkerServer
 
 TOKEN = "secret"
 
@@ -110,11 +110,9 @@ async def starting(scratch_dir: Path, token: str = TOKEN) -> AsyncIterator[Start
         options: Mapping[str, Any],
         *,
         role: str = "decode",
-        handler_cancellation: bool = True,
     ) -> Worker:
-        server = web.AppRunner(app := web.Application(), handler_cancellation=handler_cancellation)
-        listening = socket.create_server(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server = WorkerServer(bound_socket("127.0.0.1", 0), token)
+        address = server.url
         context = EngineContext(
             f"ns_Worker_{len(cleanups)}", role, address, token=token, scratch_dir=str(scratch_dir)
         )
@@ -124,15 +122,11 @@ async def starting(scratch_dir: Path, token: str = TOKEN) -> AsyncIterator[Start
         async def stop() -> None:
             await session.close()
             await stop_at_once(engine)
-            await server.cleanup()
-            listening.close()
+            await server.stop()
 
         cleanups.append(stop)
         await engine.start()
-        for route in engine.routes():
-            app.router.add_route(route.method, route.path, _guarded(route.handler, token))
-        await server.setup()
-        await web.SockSite(server, listening).start()
+        await server.start(engine.routes())
         return Worker(engine, engine.url or address, session)
 
     try:
@@ -148,18 +142,6 @@ async def stop_at_once(engine: Engine) -> None:
     await asyncio.wait({stopping}, timeout=0.1)
     stopping.cancel()
     await asyncio.gather(stopping, return_exceptions=True)
-
-
-def _guarded(
-    handler: Callable[[Any], Awaitable[Any]], token: str
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    async def handle(http: web.Request) -> web.StreamResponse:
-        if http.headers.get("Authorization") != f"Bearer {token}":
-            return web.Response(status=401)
-        response: web.StreamResponse = await handler(http)
-        return response
-
-    return handle
 
 
 @asynccontextmanager

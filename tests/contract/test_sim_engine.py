@@ -26,9 +26,9 @@ StartWorker = Callable[..., Awaitable[Worker]]
 async def start_worker(tmp_path: Path) -> AsyncIterator[StartWorker]:
     async with starting(tmp_path) as start_any:
 
-        async def start(*, handler_cancellation: bool = True, **options: Any) -> Worker:
+        async def start(**options: Any) -> Worker:
             section = {key.replace("_", "-"): value for key, value in options.items()}
-            return await start_any("sim", section, handler_cancellation=handler_cancellation)
+            return await start_any("sim", section)
 
         yield start
 
@@ -144,12 +144,11 @@ async def test_tokens_arrive_at_the_measured_pace(start_worker: StartWorker) -> 
     assert elapsed_s >= 0.0632 + 40 * 0.0043
 
 
-@pytest.mark.parametrize("handler_cancellation", [True, False])
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_a_client_that_leaves_frees_the_kv_blocks_of_its_request(
-    start_worker: StartWorker, handler_cancellation: bool, is_stream: bool
+    start_worker: StartWorker, is_stream: bool
 ) -> None:
-    worker = await start_worker(handler_cancellation=handler_cancellation)
+    worker = await start_worker()
     async with raw_post(worker, {"prompt": "hi", "max_tokens": 10_000, "stream": is_stream}) as reader:
         await eventually(lambda: worker.engine.load().running_requests == 1)
         if is_stream:
@@ -174,7 +173,7 @@ async def test_a_hand_off_whose_client_has_left_is_let_go(start_worker: StartWor
 
 
 async def test_a_client_that_leaves_the_queue_frees_its_place(start_worker: StartWorker) -> None:
-    worker = await start_worker(max_num_seqs=1, handler_cancellation=False)
+    worker = await start_worker(max_num_seqs=1)
     body = {"prompt": "hi", "max_tokens": 10_000}
     async with raw_post(worker, body):
         await eventually(lambda: worker.engine.load().running_requests == 1)
@@ -339,7 +338,7 @@ async def test_an_idle_engine_has_no_timer(start_worker: StartWorker) -> None:
     await worker.stream({"prompt": "hi", "max_tokens": 3})
     driver = worker.engine._driver
     assert driver is not None
-    await eventually(lambda: driver._timer is None and worker.engine._client_check is None)
+    await eventually(lambda: driver._timer is None)
 
 
 def test_the_registry_names_the_engines() -> None:

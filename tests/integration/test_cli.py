@@ -19,6 +19,7 @@ from aiohttp.test_utils import TestServer
 
 from dynaplan.cli import join
 from dynaplan.cli.status_document import read_routing
+from dynaplan.http.messages import Request, Response
 from dynaplan.http.routes import ROUTING_PATH, Route
 from dynaplan.store import connections
 from dynaplan.store.instances import PUBLIC_URL, Instance
@@ -35,8 +36,8 @@ async def test_a_component_with_another_token_is_named(monkeypatch: pytest.Monke
     monkeypatch.setattr(connections, "connect_store", lambda: store)
     monkeypatch.setattr(join, "TOKEN_CHECK_TIMEOUT_S", 30.0)
 
-    async def who(_: web.Request) -> web.Response:
-        return web.json_response({})
+    async def who(_: Request) -> Response:
+        return Response.json({})
 
     server = WorkerServer(bound_socket("127.0.0.1", 0), "the token of the namespace")
     await server.start([Route("GET", join.WHO_PATH, who, is_work=False)])

@@ -162,9 +162,9 @@ async def test_a_frontend_counts_for_a_worker_that_is_to_sleep_once_it_knows_so(
         (route,) = [each for each in here.runtime.routes if each.path.startswith("/falling_asleep")]
 
         async def ask() -> tuple[int, str]:
-            request: Any = SimpleNamespace(match_info={"instance_id": "1"})
+            request: Any = SimpleNamespace(fields={"instance_id": "1"})
             answer: Any = await route.handler(request)
-            return answer.status, answer.text
+            return answer.status, answer.body.decode()
 
         assert (await ask())[0] == 409
         await here.store.put(SLEEP.key("ns", 1), "1")

@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from dynaplan.http.limits import ConnectionLimits
+from dynaplan.http.messages import Request, Response
 from dynaplan.http.routes import Route
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
@@ -158,7 +158,7 @@ async def test_a_request_that_does_not_fit_is_answered_400(plant: Plant) -> None
 async def test_a_body_that_cannot_be_read_is_the_clients_fault(
     plant: Plant, monkeypatch: pytest.MonkeyPatch, body: bytes, charset: str, status: int
 ) -> None:
-    monkeypatch.setattr("dynaplan.worker.server.MAX_BODY_BYTES", 250_000)
+    monkeypatch.setattr("dynaplan.http.messages.MAX_BODY_BYTES", 250_000)
     server = await plant.add(Backend())
     headers = {"Content-Type": f"application/json; charset={charset}"}
     async with plant.session.post(f"{server.url}/plain", data=body, headers=headers) as response:
@@ -169,7 +169,7 @@ async def test_a_body_that_cannot_be_read_is_the_clients_fault(
 async def test_a_request_that_is_too_large_is_refused_for_good(
     plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynaplan.worker.server.MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr("dynaplan.http.messages.MAX_BODY_BYTES", 1000)
     await plant.add(Backend())
     with pytest.raises(RequestRefused, match="larger than 1000 bytes") as raised:
         await collected(plant.client.plain("x" * 2000))
@@ -202,8 +202,8 @@ async def test_an_unknown_endpoint_names_those_that_exist(plant: Plant) -> None:
 
 
 async def test_without_the_token_only_open_routes_answer(plant: Plant) -> None:
-    async def hello(_: web.Request) -> web.Response:
-        return web.Response(text="hello")
+    async def hello(_: Request) -> Response:
+        return Response.text("hello")
 
     open_route = Route("GET", "/health", hello, is_open=True, is_work=False)
     server = await plant.add(Backend(), (open_route, Route("GET", "/kv", hello, is_work=False)))
@@ -248,8 +248,8 @@ async def test_a_draining_instance_refuses_and_the_call_goes_to_another(plant: P
 
 
 async def test_a_draining_server_still_serves_what_finishing_needs(plant: Plant) -> None:
-    async def take(request: web.Request) -> web.Response:
-        return web.Response(text=request.match_info["id"])
+    async def take(request: Request) -> Response:
+        return Response.text(request.fields["id"])
 
     server = await plant.add(Backend(), (Route("POST", "/kv/{id}/take", take, is_work=False),))
     await server.drain()
@@ -262,10 +262,10 @@ async def test_work_that_somebody_else_counts_is_not_in_flight_here_and_is_refus
 ) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
-    async def wait(_: web.Request) -> web.Response:
+    async def wait(_: Request) -> Response:
         begun.set()
         await go_on.wait()
-        return web.Response()
+        return Response.text("")
 
     server = await plant.add(Backend(), (Route("POST", "/reserve", wait, is_counted=False),))
 
@@ -283,8 +283,8 @@ async def test_work_that_somebody_else_counts_is_not_in_flight_here_and_is_refus
 
 
 async def test_routes_can_be_added_while_it_serves(plant: Plant) -> None:
-    async def take(request: web.Request) -> web.Response:
-        return web.Response(text=request.match_info["id"])
+    async def take(request: Request) -> Response:
+        return Response.text(request.fields["id"])
 
     server = await plant.add(Backend())
     async with plant.session.post(f"{server.url}/kv/a%2Fb/take") as response:
@@ -377,8 +377,8 @@ async def test_a_client_that_leaves_cancels_the_endpoint(plant: Plant) -> None:
 
 
 async def test_an_answer_that_the_client_reads_slowly_is_in_flight_until_it_is_sent(plant: Plant) -> None:
-    async def big(_: web.Request) -> web.Response:
-        return web.Response(body=b"x" * 20_000_000)
+    async def big(_: Request) -> Response:
+        return Response(200, {}, b"x" * 20_000_000)
 
     server = await plant.add(Backend(), (Route("GET", "/big", big),))
     async with plant.session.get(f"{server.url}/big") as response:

@@ -18,17 +18,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dynaplan.engines.held_hand_offs import HOLD_S, HeldHandOffs
 from dynaplan.engines.server.client import ServerClient
+from dynaplan.http.messages import Request, Response
 from dynaplan.http.routes import Route
 from dynaplan.util.clock import Clock
 from dynaplan.util.documents import flag_field, whole_field
 from dynaplan.util.errors import PermanentError, TemporaryError
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 log = logging.getLogger(__name__)
 
@@ -311,23 +309,21 @@ class SlotAllocator:
                 await self._clock.sleep(IDLE_POLL_S[min(polls, len(IDLE_POLL_S) - 1)])
                 polls += 1
 
-    async def _reserve(self, http: web.Request) -> web.Response:
+    async def _reserve(self, http: Request) -> Response:
         """Reserve a slot for one request and answer with the fields that name it; may wait for a slot."""
-        from aiohttp import web
-
         try:
-            document = await http.json()
+            document = json.loads(await http.read())
             request_id, hand_off = str(document["request_id"]), document.get("hand_off")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            return web.json_response({"error": f"not a reservation: {error!r}"}, status=400)
+            return Response.json({"error": f"not a reservation: {error!r}"}, 400)
         self.reserving += 1
         try:
             slot = await self._take_and_restore(request_id, hand_off)
         except TemporaryError as error:
-            return web.json_response({"error": str(error)}, status=409)
+            return Response.json({"error": str(error)}, 409)
         finally:
             self.reserving -= 1
-        return web.json_response({"fields": {"id_slot": slot, "cache_prompt": True}})
+        return Response.json({"fields": {"id_slot": slot, "cache_prompt": True}})
 
     async def _take_and_restore(self, request_id: str, hand_off: object) -> int:
         """Return the slot into which the prompt is restored; TemporaryError when it is released meanwhile."""
@@ -340,16 +336,14 @@ class SlotAllocator:
         self._pool.announce(request_id)
         return slot
 
-    async def _release(self, http: web.Request) -> web.Response:
+    async def _release(self, http: Request) -> Response:
         """Give back the slot of a request that has ended, or that never came."""
-        from aiohttp import web
-
         try:
-            request_id = str((await http.json())["request_id"])
+            request_id = str((json.loads(await http.read()))["request_id"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            return web.json_response({"error": f"not a reservation: {error!r}"}, status=400)
+            return Response.json({"error": f"not a reservation: {error!r}"}, 400)
         self.release(request_id)
-        return web.json_response({})
+        return Response.json({})
 
     async def _restore(self, slot: int, hand_off: object) -> None:
         """Take the KV entries over; where that fails, the engine computes the prompt itself."""

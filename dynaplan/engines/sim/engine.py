@@ -108,8 +108,6 @@ class StepDriver:
         return None if is_stuck or self._model.is_idle else self._loop.call_soon(self._turn)
 
 
-CLIENT_CHECK_S = 0.25
-
 WAKE_S = 0.82
 """Seconds of waking: vLLM 0.11, level 1, a model of 4 B parameters on an A100 (its blog, 2025-10-26)."""
 
@@ -134,7 +132,6 @@ class SimEngine:
         self._failure: Exception | None = None
         self._failed = asyncio.Event()
         self._is_asleep = False
-        self._client_check: asyncio.TimerHandle | None = None
         self._driver: StepDriver | None = None
         self._fetcher = KvFetcher(checked.speedup_ratio, context.token)
         self._held = HeldPrompts(context.worker_name, context.address, self._release)
@@ -267,7 +264,7 @@ class SimEngine:
                 raise RequestRefused(str(error)) from error
         hand_off_id = f"{request.request_id}.{self.next_number()}"
         held = EngineRequest(hand_off_id, len(prompt), 1, self.hashes(prompt), is_held=True)
-        answer = self.submit(LiveAnswer(held, is_streamed=False, transport=None), prompt)
+        answer = self.submit(LiveAnswer(held, is_streamed=False), prompt)
         try:
             await answer.progress(0)
             blocks = self._settings.blocks_for(len(prompt))
@@ -301,8 +298,6 @@ class SimEngine:
         self._live[answer.request.request_id] = answer
         if self._changes:
             self._changes.add_prompt(prompt, answer.request.block_hashes)
-        if self._client_check is None:
-            self._client_check = asyncio.get_running_loop().call_later(CLIENT_CHECK_S, self._check_clients)
         self._wake()
         return answer
 
@@ -315,9 +310,6 @@ class SimEngine:
             self._wake()
         if was_live and self._changes:
             self._changes.remove_prompt(answer.request.block_hashes)
-        if not self._live and self._client_check is not None:
-            self._client_check.cancel()
-            self._client_check = None
 
     def _release(self, hand_off_id: str) -> None:
         self._model.release(hand_off_id)
@@ -342,12 +334,3 @@ class SimEngine:
         self._failed.set()
         for answer in self._live.values():
             answer.fail(PermanentError(f"the engine failed: {error!r}"))
-
-    def _check_clients(self) -> None:
-        """Cancel the requests whose clients have left: one that waits writes nothing and would not notice."""
-        self._client_check = None
-        for answer in list(self._live.values()):
-            if answer.transport is not None and answer.transport.is_closing():
-                self.close(answer, "its client left")
-        if self._live:
-            self._client_check = asyncio.get_running_loop().call_later(CLIENT_CHECK_S, self._check_clients)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from aiohttp import web
-
 from dynaplan.engines.held_hand_offs import HeldHandOffs
 from dynaplan.engines.timing_model.step_timing import hand_off_s
+from dynaplan.http.messages import Request, Response
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -52,22 +51,20 @@ class HeldPrompts:
             "remote_num_tokens": tokens,
         }
 
-    async def take(self, http: web.Request) -> web.Response:
+    async def take(self, http: Request) -> Response | None:
         """Answer ``POST /kv/{request_id}/take``: a decode worker reads a prompt; 404 when it is not held.
 
         The prompt's blocks are freed when the answer is on its way: a drain waits for that.
         """
-        hand_off_id = http.match_info["request_id"]
+        hand_off_id = http.fields["request_id"]
         tokens = self._tokens.pop(hand_off_id, None)
         if tokens is None:
-            return web.json_response({"error": f"no KV entries are held for '{hand_off_id}'"}, status=404)
-        response = web.json_response({"tokens": tokens})
+            return Response.json({"error": f"no KV entries are held for '{hand_off_id}'"}, 404)
         try:
-            await response.prepare(http)
-            await response.write_eof()
+            await http.connection.respond(http, Response.json({"tokens": tokens}))
         finally:
             self.holds.release(hand_off_id)
-        return response
+        return None
 
     def release(self, request_id: str) -> None:
         """Free the prompts that were computed for that request; one that is being taken stays."""

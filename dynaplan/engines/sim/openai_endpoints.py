@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
-
 from dynaplan.engines.sim.api import (
     AnswerText,
     CompletionRequest,
@@ -29,6 +27,7 @@ from dynaplan.engines.sim.extra_apis import (
     tokenize_response,
 )
 from dynaplan.engines.timing_model.engine_model import EngineRequest, RequestState
+from dynaplan.http.messages import BodyTooLarge, InvalidBody, Request, Response
 from dynaplan.http.routes import Route
 from dynaplan.util.errors import PermanentError, RequestRefused, UserError
 
@@ -42,14 +41,11 @@ log = logging.getLogger(__name__)
 class LiveAnswer:
     """One request on its way: the tokens that the model has emitted, and a waiter for more."""
 
-    __slots__ = ("failure", "is_finished", "is_streamed", "ready_tokens", "request", "transport", "waiter")
+    __slots__ = ("failure", "is_finished", "is_streamed", "ready_tokens", "request", "waiter")
 
-    def __init__(
-        self, request: EngineRequest, *, is_streamed: bool, transport: asyncio.BaseTransport | None
-    ) -> None:
+    def __init__(self, request: EngineRequest, *, is_streamed: bool) -> None:
         self.request = request
         self.is_streamed = is_streamed
-        self.transport = transport
         self.ready_tokens = 0
         self.is_finished = False
         self.failure: Exception | None = None
@@ -81,7 +77,7 @@ class LiveAnswer:
 
 
 JSON_HEADERS = {"Content-Type": "application/json"}
-_Work = Callable[[web.Request, Any], Awaitable[web.StreamResponse]]
+_Work = Callable[[Request, Any], Awaitable[Response | None]]
 
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
@@ -121,32 +117,32 @@ class SimEndpoints:
         """Check the body of a completion or a chat; raises UserError saying what is wrong with it."""
         return read_request(body, is_chat=is_chat, model=self._model, context_tokens=self._context_tokens)
 
-    async def _chat_completions(self, http: web.Request, body: Any) -> web.StreamResponse:
+    async def _chat_completions(self, http: Request, body: Any) -> Response | None:
         return await self._complete(http, [body], is_chat=True)
 
-    async def _completions(self, http: web.Request, body: Any) -> web.StreamResponse:
+    async def _completions(self, http: Request, body: Any) -> Response | None:
         return await self._complete(http, _each_prompt(body), is_chat=False)
 
-    async def _responses(self, http: web.Request, body: Any) -> web.StreamResponse:
+    async def _responses(self, http: Request, body: Any) -> Response | None:
         return await self._complete(http, [chat_of_response(body)], is_chat=True, render=ResponseRendering)
 
-    async def _tokenize(self, _http: web.Request, body: Any) -> web.StreamResponse:
-        return web.json_response(tokenize_response(body, self._context_tokens))
+    async def _tokenize(self, _http: Request, body: Any) -> Response | None:
+        return Response.json(tokenize_response(body, self._context_tokens))
 
-    async def _detokenize(self, _http: web.Request, body: Any) -> web.StreamResponse:
-        return web.json_response({"prompt": detokenize(body)})
+    async def _detokenize(self, _http: Request, body: Any) -> Response | None:
+        return Response.json({"prompt": detokenize(body)})
 
-    async def _models(self, _http: web.Request) -> web.Response:
-        return web.json_response(models_document(self._model, self._context_tokens))
+    async def _models(self, _http: Request) -> Response:
+        return Response.json(models_document(self._model, self._context_tokens))
 
     async def _complete(
         self,
-        http: web.Request,
+        http: Request,
         bodies: Sequence[Any],
         *,
         is_chat: bool,
         render: type[Rendering] = Rendering,
-    ) -> web.StreamResponse:
+    ) -> Response | None:
         """Answer the prompts of one request, all computed at once."""
         asked = [self._text.apply_stops(self.read(body, is_chat=is_chat)) for body in bodies]
         remote = asked[0].remote_kv
@@ -155,7 +151,7 @@ class SimEndpoints:
         parts = [
             _Part(
                 each,
-                self._live(each, number if index == 0 else self._engine.next_number(), http, is_remote),
+                self._live(each, number if index == 0 else self._engine.next_number(), is_remote),
                 render(each, self._text, number, index, prompt_tokens),
             )
             for index, each in enumerate(asked)
@@ -168,7 +164,7 @@ class SimEndpoints:
             for part in parts:
                 self._engine.close(part.answer)
 
-    def _live(self, asked: CompletionRequest, number: str, http: web.Request, is_remote: bool) -> LiveAnswer:
+    def _live(self, asked: CompletionRequest, number: str, is_remote: bool) -> LiveAnswer:
         request = EngineRequest(
             number,
             len(asked.prompt),
@@ -177,15 +173,15 @@ class SimEndpoints:
             is_remote=is_remote,
             finish_reason=asked.ends_with,
         )
-        return LiveAnswer(request, is_streamed=asked.is_stream, transport=http.transport)
+        return LiveAnswer(request, is_streamed=asked.is_stream)
 
-    async def _embeddings(self, http: web.Request, body: Any) -> web.StreamResponse:
+    async def _embeddings(self, http: Request, body: Any) -> Response | None:
         """Compute each text as a prompt, and answer with numbers that depend on nothing but the text."""
         prompts = embedding_prompts(body, self._context_tokens)
         answers = []
         for prompt in prompts:
             request = EngineRequest(self._engine.next_number(), len(prompt), 1, self._engine.hashes(prompt))
-            answers.append(LiveAnswer(request, is_streamed=False, transport=http.transport))
+            answers.append(LiveAnswer(request, is_streamed=False))
         try:
             for answer, prompt in zip(answers, prompts, strict=True):
                 self._engine.submit(answer, prompt)
@@ -194,26 +190,27 @@ class SimEndpoints:
         finally:
             for answer in answers:
                 self._engine.close(answer)
-        return web.json_response(embeddings_document(body, prompts, self._model))
+        return Response.json(embeddings_document(body, prompts, self._model))
 
-    async def _streamed(self, http: web.Request, parts: Sequence[_Part]) -> web.StreamResponse:
+    async def _streamed(self, http: Request, parts: Sequence[_Part]) -> Response | None:
         first = parts[0]
         await first.answer.progress(0)
         if len(parts) > 1 or not first.answer.is_finished:
-            return await _stream(http, parts)
+            await _stream(http, parts)
+            return None
         # all of it is here before anything was written: one write does
         tokens = first.answer.ready_tokens
         ending = first.rendering.ending(tokens, first.answer.request.cached_tokens)
-        return web.Response(
-            body=first.rendering.events(0, tokens, is_last=True) + ending, headers=STREAM_HEADERS
-        )
+        return Response(200, STREAM_HEADERS, first.rendering.events(0, tokens, is_last=True) + ending)
 
 
-async def _answer(work: _Work, http: web.Request) -> web.StreamResponse:
+async def _answer(work: _Work, http: Request) -> Response | None:
     """Answer with what the work on a request's body gives; a failure is an answer too."""
     try:
         body = json.loads(await http.read())
-    except ValueError as error:
+    except BodyTooLarge as error:
+        return _error(str(error), 413)
+    except (InvalidBody, ValueError) as error:
         return _error(f"the request body is not JSON: {error}", 400)
     try:
         return await work(http, body)
@@ -225,42 +222,39 @@ async def _answer(work: _Work, http: web.Request) -> web.StreamResponse:
         return _error(str(error), 500)
 
 
-async def _whole(parts: Sequence[_Part]) -> web.Response:
+async def _whole(parts: Sequence[_Part]) -> Response:
     for part in parts:
         await part.answer.progress(0)
     tokens, cached_tokens = _totals(parts)
     choices = [part.rendering.choice(part.answer.ready_tokens) for part in parts]
-    return web.Response(
-        body=parts[0].rendering.document(choices, tokens, cached_tokens), headers=JSON_HEADERS
-    )
+    return Response(200, JSON_HEADERS, parts[0].rendering.document(choices, tokens, cached_tokens))
 
 
-async def _stream(http: web.Request, parts: Sequence[_Part]) -> web.StreamResponse:
+async def _stream(http: Request, parts: Sequence[_Part]) -> None:
     """Write the tokens as they come, one prompt's after another's.
 
-    On a failure the connection is cut, so that no client takes the stream for complete.
+    On a failure the answer is cut, so that no client takes the stream for complete.
     """
-    response = web.StreamResponse(headers=STREAM_HEADERS)
+    client = http.connection
     try:
-        await response.prepare(http)
+        client.start_stream(http, STREAM_HEADERS)
         for part in parts:
             answer, written = part.answer, 0
             await answer.progress(0)
             while not answer.is_finished:
                 written, start = answer.ready_tokens, written
-                await response.write(part.rendering.events(start, written, is_last=False))
+                await client.write(part.rendering.events(start, written, is_last=False))
                 await answer.progress(written)
             await answer.progress(written)  # raises when it ended in a failure
             data = part.rendering.events(written, answer.ready_tokens, is_last=True)
             if part is not parts[-1]:
-                await response.write(data)
-        await response.write_eof(data + parts[0].rendering.ending(*_totals(parts)))
+                await client.write(data)
+        await client.write(data + parts[0].rendering.ending(*_totals(parts)))
+        await client.end_stream()
     except ConnectionError:
         log.debug("a client left the stream of request %s", parts[0].answer.request.request_id)
-    except PermanentError:
-        if http.transport is not None:
-            http.transport.abort()
-    return response
+    except PermanentError as error:
+        log.debug("request %s is cut: %s", parts[0].answer.request.request_id, error)
 
 
 def _totals(parts: Sequence[_Part]) -> tuple[int, int]:
@@ -279,6 +273,6 @@ def _each_prompt(body: Any) -> list[Any]:
     return [body]
 
 
-def _error(message: str, status: int) -> web.Response:
+def _error(message: str, status: int) -> Response:
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return web.Response(body=error_document(message, kind), status=status, headers=JSON_HEADERS)
+    return Response(status, JSON_HEADERS, error_document(message, kind))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
-from aiohttp import web
+from msgspec.structs import replace
 
 from dynaplan.engines.port import EngineContext
 from dynaplan.engines.sim.engine import SimEngine
+from dynaplan.http.messages import Request, Response, WholeBody
 from dynaplan.http.routes import Route
 from dynaplan.worker.server import WorkerServer
 from tests.chaos.schedules.machine import Machine
@@ -34,7 +35,9 @@ class ServedEngine(SimEngine):
     async def start(self) -> None:
         await super().start()
         own = [each for each in super().routes() if each.path.startswith("/v1")]
-        await self._server.start([replace(each, handler=self._watched(each.handler)) for each in own])
+        await self._server.start(
+            [dataclasses.replace(each, handler=self._watched(each.handler)) for each in own]
+        )
 
     def routes(self) -> Sequence[Route]:
         return [each for each in super().routes() if not each.path.startswith("/v1")]
@@ -44,21 +47,22 @@ class ServedEngine(SimEngine):
         await self._server.stop()
 
     def _watched(
-        self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        async def handle(http: web.Request) -> web.StreamResponse:
-            if b"word word" not in await http.read():  # with a remote prefill it was booked long before
+        self, handler: Callable[[Request], Awaitable[Response | None]]
+    ) -> Callable[[Request], Awaitable[Response | None]]:
+        async def handle(http: Request) -> Response | None:
+            body = await http.read()
+            if b"word word" not in body:  # with a remote prefill it was booked long before
                 self._look(http)
-            return await handler(http)
+            return await handler(replace(http, body=WholeBody(body)))
 
         return handle
 
-    def _look(self, http: web.Request) -> None:
+    def _look(self, http: Request) -> None:
         """Note a request that came although the worker had said that it leaves."""
         machine, process = self._machine, PROCESS.get()
         worker = process and machine.workers.get(process.pid)
         since_s = worker.draining_since_s if worker else 0.0
-        wire = cast(Any, http.transport)
+        wire = cast(Any, http.connection).transport
         sender = wire.peer.process if wire and wire.peer else None
         woken_s = sender.thawed_s if sender else 0.0
         now_s = machine.loop.time()

@@ -286,6 +286,5 @@ class Network:
 
         with ExitStack() as stack:
             stack.enter_context(patch.object(aiohappyeyeballs, "start_connection", start_connection))
-            for place in ("worker.http_server", "gateway.server"):
-                stack.enter_context(patch(f"dynaplan.{place}.Acceptor", acceptor))
+            stack.enter_context(patch("dynaplan.http.server.Acceptor", acceptor))
             yield

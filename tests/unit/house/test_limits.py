@@ -20,7 +20,8 @@ from dynaplan.http.limits import (
     MAX_LINE_BYTES,
     ConnectionLimits,
 )
-from dynaplan.worker.server import MAX_BODY_BYTES, WORKER_LIMITS
+from dynaplan.http.messages import MAX_BODY_BYTES
+from dynaplan.worker.server import WORKER_LIMITS
 from tests.unit.house.source import REPOSITORY
 
 PAGE = Path(REPOSITORY) / "docs" / "security.md"

@@ -130,7 +130,7 @@ async def test_a_planner_of_its_own_serves_its_numbers(unused_tcp_port):
     settings = PlannerSettings(namespace="ns", metric_reporting_prometheus_port=unused_tcp_port)
     clock = ManualClock()
     pulse = LoopPulse(clock)
-    runner = await serve_metrics(
+    server = serve_metrics(
         settings, lambda: {"dynamo_planner_gpu_seconds_total": 1.5}, lambda: not pulse.is_late
     )
     url = f"http://127.0.0.1:{unused_tcp_port}"
@@ -149,7 +149,7 @@ async def test_a_planner_of_its_own_serves_its_numbers(unused_tcp_port):
             clock.advance(1.0)
             still = await health(session)
     finally:
-        await runner.cleanup()
+        await server.close()
     assert 'dynamo_planner_gpu_seconds_total{dynamo_namespace="ns"} 1.5' in text
     assert before == busy == (200, "ready")
     assert still == (503, "standing still")

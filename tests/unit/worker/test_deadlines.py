@@ -89,12 +89,12 @@ async def test_what_is_left_of_the_time_travels_as_milliseconds() -> None:
     assert timeout_headers(NEVER) == {}
     assert timeout_headers(now_s() + 1.5) == {TIMEOUT_HEADER: "1500"}
     assert timeout_headers(now_s() - 5) == {TIMEOUT_HEADER: "1"}
-    assert parse_deadline({TIMEOUT_HEADER: "1500"}) == now_s() + 1.5
-    assert parse_deadline({}) == NEVER
-    assert parse_deadline({TIMEOUT_HEADER: "9" * 400}) > now_s() + 1e8
+    assert parse_deadline("1500") == now_s() + 1.5
+    assert parse_deadline("") == NEVER
+    assert parse_deadline("9" * 400) > now_s() + 1e8
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-1", "1.5", "²"])
+@pytest.mark.parametrize("text", ["soon", "-1", "1.5", "²"])
 async def test_a_timeout_that_is_no_number_is_the_callers_fault(text: str) -> None:
     with pytest.raises(UserError, match=TIMEOUT_HEADER):
-        parse_deadline({TIMEOUT_HEADER: text})
+        parse_deadline(text)

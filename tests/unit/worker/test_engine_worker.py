@@ -237,7 +237,7 @@ async def test_on_a_worker_that_other_hosts_reach_its_own_server_takes_the_engin
     runtime.url, runtime.settings = "http://10.0.0.2:1", {"kv-network": True, "engine": engine}
     await start_decode_worker(runtime)
     assert runtime.engine_url == ""
-    assert "/v1/{path:.*}" in [route.path for route in runtime.routes]
+    assert "/v1/*" in [route.path for route in runtime.routes]
     assert runtime.card.get("kv_network", False) is is_able
     assert runtime.finishers == []
 
