@@ -50,6 +50,7 @@ COMMAND_GROUPS: Mapping[str, Table] = {
         "unload": ("models:unload", "Put a model away, after its requests."),
         "pin": ("models:pin", "Load a model, and keep it."),
         "unpin": ("models:unpin", "Let a pinned model leave again."),
+        "keys": ("keys", "Keys of several people, their limits, and their usage."),
         "wake": ("wake", "Wake workers whose engines sleep."),
     },
     "Study": {

@@ -33,6 +33,7 @@ from dynaplan.cli.service_options import (
     refuse_what_is_no_graph,
     serve_command,
 )
+from dynaplan.config.settings.fields import kebab
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.process.signals import ended_by_sigint
@@ -103,6 +104,13 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
 @store_option
 @compat_option
 @api_key_option
+@click.option(
+    "--api-keys",
+    metavar="FILE",
+    expose_value=False,
+    callback=lambda ctx, parameter, file: file and ctx.obj.append(f"--Frontend.api-keys={file}"),
+    help="Ask for one of the keys of this file: see `dynaplan keys`.",
+)
 @click.option(
     "--drain-timeout",
     "drain_timeout_s",
@@ -411,7 +419,8 @@ def warn(warnings: Sequence[str]) -> None:
 
 def exposure_warnings(host: str, api_key: str, frontend: Mapping[str, object]) -> list[str]:
     """Return a warning when others can reach the address and no key is asked for."""
-    if api_key or frontend.get("api-key") or frontend.get("api_key") or is_loopback(host):
+    options = {kebab(each): value for each, value in frontend.items()}
+    if api_key or options.get("api-key") or options.get("api-keys") or is_loopback(host):
         return []
     return [
         f"--host {host} without an API key: whoever reaches this machine can use the service; "

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynaplan.config.command_words import effective_options
 from dynaplan.config.frontend import NAMES, SECTIONS
+from dynaplan.config.keys import read_keys_file
 from dynaplan.config.service_config import COMMON, section_options, served_model_name
 from dynaplan.config.settings.fields import WRITTEN
 from dynaplan.config.settings.worker import SIMULATED, SimOptions, engine_of
@@ -194,6 +195,8 @@ def _check_frontend(service: ServiceSpec, _graph: GraphSpec, config: Sections) -
             f"record-traffic is {recording!r}",
             hint="Expected a file in a directory that is there: a new one, or a recording to go on with.",
         )
+    if keys := section_options(config, service.name).get("api-keys"):
+        read_keys_file(Path(keys))
     return []
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hmac
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.gateway.keys.keyring import OWNER_GIVES, KeyHolder, Keyring, unauthorized
 from dynaplan.gateway.openai_api import ApiError, Call, check_context, check_media
 from dynaplan.http.browser_policy import BrowserPolicy, HeaderLookup, HostNames
 from dynaplan.store.instances import is_loopback
@@ -21,20 +22,41 @@ from dynaplan.store.instances import is_loopback
 class Admission:
     """The checks of one frontend; each raises ApiError for a request that does not pass.
 
-    ``check_key`` takes the headers, ``check_room`` looks whether another request may wait for
+    ``check_key`` takes the headers, and returns whose key is in them where there are several (``keyring``;
+    ``api-key`` is that of ``owner`` beside it). ``check_room`` looks whether another request may wait for
     its first token, and ``enter_room`` returns its place among them. ``browsers`` is the rule for web pages.
     """
 
-    def __init__(self, settings: FrontendSettings) -> None:
+    def __init__(
+        self, settings: FrontendSettings, keyring: Keyring | None = None, owner: KeyHolder | None = None
+    ) -> None:
         self._settings = settings
         names = host_names(settings) if is_loopback(settings.host) else None
         self.browsers = BrowserPolicy(names, settings.allowed_origins or (), has_key=bool(settings.api_key))
         room = WaitingRoom(settings.max_waiting_requests)
         self.asks_for_key = bool(settings.api_key)
         further = settings.further_api_key or ()
-        self.check_key = ApiKey(settings.api_key, *(further if settings.api_key else ())).check
+        self._own_key = ApiKey(settings.api_key, *(further if settings.api_key else ()))
+        self._keyring, self._owner = keyring, owner
+        self.check_key: Callable[[HeaderLookup], KeyHolder | None] = (
+            self._find_holder if keyring else self._own_key.check
+        )
         self.check_room = room.check
         self.enter_room = room.enter
+
+    def check_admin(self, headers: HeaderLookup, path: str) -> None:
+        """Raise ApiError (401, 403) unless a request may move models and see engines."""
+        if holder := self.check_key(headers):
+            holder.check_admin(path)
+
+    def _find_holder(self, headers: HeaderLookup) -> KeyHolder:
+        assert self._keyring
+        given = sent_key(headers, OWNER_GIVES)
+        if holder := self._keyring.find(given):
+            return holder
+        if self._owner and self._own_key.is_one(given):
+            return self._owner
+        raise unauthorized("The API key is none of this service", "invalid_api_key", OWNER_GIVES)
 
     def check_call(self, call: Call, cards: Iterable[Mapping[str, Any]]) -> None:
         """Raise ApiError (400) for addresses that may not be fetched, and a prompt that is too long.
@@ -110,40 +132,37 @@ class ApiKey:
         self._expected = [key.encode() for key in keys if key]
 
     def check(self, headers: HeaderLookup) -> None:
-        """Raise ApiError (401), one for a missing key and one for a wrong one, unless it is in the headers.
+        """Raise ApiError (401) unless it is in the headers: one for a missing and one for a wrong key."""
+        if self._expected and not self.is_one(sent_key(headers, _OWN_KEY)):
+            wrong = "The API key is not the one that this service was started with"
+            raise unauthorized(wrong, "invalid_api_key", _OWN_KEY)
 
-        It stands in ``Authorization``, or in ``x-api-key`` as Anthropic's clients have it.
+    def is_one(self, given: bytes) -> bool:
+        """Tell whether that is one of the keys.
 
         The comparison takes the same time wherever the first difference lies, so that response times do not
         tell how much of a guessed key is right.
         """
-        if not self._expected:
-            return
-        authorization, plain = headers.get("Authorization", ""), headers.get("x-api-key", "")
-        if plain and not authorization:
-            authorization = f"Bearer {plain}"
-        scheme, _, key = authorization.partition(" ")
-        given = key.strip().encode("utf-8", "surrogateescape")
-        is_right = [hmac.compare_digest(given, each) for each in self._expected]
-        if not any(is_right) or scheme.lower() != "bearer":  # RFC 9110: in any case
-            raise _unauthorized(authorization)
+        is_same = [hmac.compare_digest(given, each) for each in self._expected]
+        return any(is_same)
 
 
-def _unauthorized(authorization: str) -> ApiError:
-    """Return the 401 for a request without the key; it says nothing of the given key, nor of ours."""
+_OWN_KEY = "the value of DYNAPLAN_API_KEY there"
+
+
+def sent_key(headers: HeaderLookup, expected: str) -> bytes:
+    """Return the key in a request's headers; raises ApiError (401), which says what is ``expected``.
+
+    It stands in ``Authorization``, or in ``x-api-key`` as Anthropic's clients have it.
+    """
+    authorization, plain = headers.get("Authorization", ""), headers.get("x-api-key", "")
+    if plain and not authorization:
+        return plain.strip().encode("utf-8", "surrogateescape")
     scheme, _, key = authorization.partition(" ")
     if not authorization:
-        fault, code = "No API key was sent: this service asks for one", "missing_api_key"
-    elif scheme.lower() != "bearer" or not key.strip():
-        fault, code = "The Authorization header holds no API key", "missing_api_key"
+        fault = "No API key was sent: this service asks for one"
+    elif scheme.lower() != "bearer" or not key.strip():  # RFC 9110: in any case
+        fault = "The Authorization header holds no API key"
     else:
-        fault, code = "The API key is not the one that this service was started with", "invalid_api_key"
-    return ApiError(
-        401,
-        f"{fault}. Send 'Authorization: Bearer <key>' or 'x-api-key: <key>', with the value of "
-        "DYNAPLAN_API_KEY there.",
-        kind="authentication_error",
-        code=code,
-        metric="validation",
-        headers={"WWW-Authenticate": "Bearer"},
-    )
+        return key.strip().encode("utf-8", "surrogateescape")
+    raise unauthorized(fault, "missing_api_key", expected)

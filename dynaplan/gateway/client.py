@@ -6,6 +6,7 @@ The request path knows the client by this class alone, and no type of the HTTP s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dynaplan.gateway.request_bodies import BodyShare, receive_body
 from dynaplan.http.messages import Headers, Request, Response
@@ -29,6 +30,8 @@ class Client:
         self.write = request.connection.write
         self.write_now = request.connection.write_now
         self.request_id = request.name
+        self.rate_headers: Mapping[str, str] = {}
+        """Headers of every answer, which tell of the limits of its key."""
 
     @property
     def headers(self) -> Headers:
@@ -54,11 +57,15 @@ class Client:
 
     def start_stream(self) -> None:
         """Begin a stream of events: its status 200 and headers go with its first part."""
-        self._request.connection.start_stream(self._request, _STREAM_HEADERS)
+        limits = self.rate_headers
+        headers = {**_STREAM_HEADERS, **limits} if limits else _STREAM_HEADERS
+        self._request.connection.start_stream(self._request, headers)
 
     async def finish(self, whole: WholeAnswer | None) -> None:
         """Send the whole answer, or the end of the stream unless it is broken off."""
         if whole:
+            if self.rate_headers:
+                whole = replace(whole, headers={**whole.headers, **self.rate_headers})
             await self._request.connection.respond(self._request, whole)
         elif not self._is_broken_off:
             await self._request.connection.end_stream()

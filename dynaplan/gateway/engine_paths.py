@@ -105,7 +105,7 @@ class EnginePathProxy:
 
     async def answer(self, request: Request) -> Response | None:
         """Answer a path of an engine's own, at the top: of the model that it names, or of the only one."""
-        self._path.admission.check_key(request.headers)
+        self._path.admission.check_admin(request.headers, request.path)
         with self._path.bodies.body() as share:
             body = await self._body(request, share)
             document = _document(body)
@@ -132,6 +132,7 @@ class EnginePathProxy:
                 if document.get("model") not in model.names:
                     body = json.dumps({**document, "model": unquote(name)}).encode() if document else body
                 return await self._completions(replace(request, path=path, body=WholeBody(body)))
+            self._path.admission.check_admin(request.headers, path)
             return await self._pass_on(request, model, rest, body, document)
 
     def _split(self, target: str) -> tuple[str, str]:

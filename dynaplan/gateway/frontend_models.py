@@ -16,6 +16,7 @@ from msgspec import structs
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
+from dynaplan.gateway.keys.keyring import KeyHolder
 from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
 from dynaplan.gateway.model_documents import LLAMA_CPP_STATUS
 from dynaplan.gateway.model_queue import ModelQueue
@@ -201,9 +202,15 @@ class FrontendModels:
         """Return every name that a client may use."""
         return {name for each in self.all for name in each.names}
 
-    def documents(self, created_s: int, *, with_unlisted: bool = False) -> list[dict[str, Any]]:
-        """Return the entries of ``/v1/models``, by name."""
-        shown = [each for each in self.all if with_unlisted or not each.is_unlisted]
+    def usable_by(self, holder: KeyHolder | None) -> list[FrontendModel]:
+        """Return the models that the holder of a key may use; all of them where there are no several keys."""
+        return [each for each in self.all if holder is None or holder.may_use(each.names)]
+
+    def documents(
+        self, created_s: int, holder: KeyHolder | None = None, *, with_unlisted: bool = False
+    ) -> list[dict[str, Any]]:
+        """Return the entries of ``/v1/models`` for the holder of a key, by name."""
+        shown = [each for each in self.usable_by(holder) if with_unlisted or not each.is_unlisted]
         return [
             {
                 "id": name,

@@ -242,7 +242,8 @@ class FrontendMetrics:
     the counts written; None for one that is alone.
     ``routed_by_prefix`` is the component whose workers are chosen by their caches, if any. ``promised_ms``
     are the TTFT and the mean ITL that are promised to a request, of which the misses are counted; None where
-    nothing is. ``promised_by_model`` has those of models with a promise of their own.
+    nothing is. ``promised_by_model`` has those of models with a promise of their own. ``has_keys``: requests
+    are counted by key, too.
     """
 
     def __init__(
@@ -254,6 +255,8 @@ class FrontendMetrics:
         promised_ms: tuple[float, float] | None = None,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
         promised_by_model: Mapping[str, tuple[float, float]] | None = None,
+        *,
+        has_keys: bool = False,
     ) -> None:
         self.namespace = namespace
         self.promised_ms = promised_ms
@@ -269,6 +272,8 @@ class FrontendMetrics:
         self._define_requests()
         self._define_histograms()
         self._define_models()
+        if has_keys:
+            self._define_keys()
         self.router = RouterMetrics(namespace, routed_by_prefix, self._registry) if routed_by_prefix else None
         about = {metric.name: metric.documentation for metric in self._registry.collect()}
         self._files = SharedFiles(shared, about) if shared else None
@@ -400,6 +405,14 @@ class FrontendMetrics:
         self.inflight = self._gauge("inflight_requests", "Requests accepted and not ended", "model")
         self.active = self._gauge("active_requests", "Requests accepted and not ended", "model")
         self.queued = self._gauge("queued_requests", "Requests without a first byte of their answer", "model")
+
+    def _define_keys(self) -> None:
+        self.key_requests = self._counter(
+            "key_requests", "Requests that ended, by the name of their key", "key", "model", "status"
+        )
+        self.key_tokens = self._counter(
+            "key_tokens", "Tokens of prompts and of answers, by the name of their key", "key", "model", "type"
+        )
 
     def _define_histograms(self) -> None:
         self.duration_s = self._histogram(

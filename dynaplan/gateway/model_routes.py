@@ -23,6 +23,7 @@ from dynaplan.gateway.client import Client
 from dynaplan.gateway.engine_paths import Completions, EnginePathProxy
 from dynaplan.gateway.error_forms import message_of, sentence_of
 from dynaplan.gateway.frontend_models import FrontendModel
+from dynaplan.gateway.keys.keyring import KeyHolder
 from dynaplan.gateway.llama_swap_api import LlamaSwapApi
 from dynaplan.gateway.model_documents import RunningModel
 from dynaplan.gateway.ollama_api import OllamaModel, Translation
@@ -78,10 +79,10 @@ class ModelRoutes:
                 ("GET", "/unload"): self._unload_all,
                 ("POST", "/api/models/unload"): self._unload_by_api,
                 ("GET", "/upstream"): self._lead_to_page,
-                ("GET", "/logs"): self._with_key(self._swap.logs),
-                ("GET", "/logs/stream"): self._with_key(self._stream_logs),
-                ("GET", "/api/events"): self._with_key(self._swap.events),
-                ("GET", "/api/metrics"): self._with_key(self._swap.metrics),
+                ("GET", "/logs"): self._for_admin(self._swap.logs),
+                ("GET", "/logs/stream"): self._for_admin(self._stream_logs),
+                ("GET", "/api/events"): self._for_admin(self._swap.events),
+                ("GET", "/api/metrics"): self._for_admin(self._swap.metrics),
             }
 
     @property
@@ -108,36 +109,36 @@ class ModelRoutes:
         if self._models.are_on_demand and request.path.startswith(_UPSTREAM):
             return self._upstream
         if self._models.are_on_demand and request.method == "GET" and request.path.startswith(_LOGS):
-            return self._with_key(self._stream_logs)
+            return self._for_admin(self._stream_logs)
         return None
 
     # -- llama.cpp and llama-swap ----------------------------------------------------------------
 
     async def _list(self, request: Request) -> Response:
-        self._check_key(request)
         data = [
             model_documents.model_entry(each.status, each.aliases, self._created_s, each.shown())
-            for each in self._models.all
+            for each in self._usable(request)
             if not each.is_unlisted
         ]
         return Response.json({"object": "list", "data": data})
 
     async def _running(self, request: Request) -> Response:
-        self._check_key(request)
-        return Response.json(model_documents.running_document(map(_running, self._models.all)))
+        return Response.json(model_documents.running_document(map(_running, self._usable(request))))
 
     async def _load(self, request: Request) -> Response:
+        self._check_admin(request)
         model = self._models.find(str((await self._document(request)).get("model") or ""))
         await self._order(model, load_order(time.time()))
         return Response.json({"success": True})
 
     async def _unload(self, request: Request) -> Response:
+        self._check_admin(request)
         model = self._models.find(str((await self._document(request)).get("model") or ""))
         await self._put_away(model)
         return Response.json({"success": True})
 
     async def _unload_all(self, request: Request) -> Response:
-        self._check_key(request)
+        self._check_admin(request)
         for model in self._models.all:
             if model.status.is_loaded and not _is_pinned(model):
                 await self._put_away(model)
@@ -148,7 +149,7 @@ class ModelRoutes:
         return Response.json({"msg": "ok"})
 
     async def _unload_one(self, request: Request) -> Response:
-        self._check_key(request)
+        self._check_admin(request)
         await self._put_away(self._models.find(request.path.removeprefix(_UNLOAD)))
         return Response.text("OK")
 
@@ -161,25 +162,25 @@ class ModelRoutes:
     async def _stream_logs(self, request: Request) -> None:
         await self._swap.stream_logs(request, request.path.removeprefix(_LOGS.rstrip("/")).strip("/"))
 
-    def _with_key(self, handler: Handler) -> Handler:
-        """Return the handler as one that asks for the key first."""
+    def _for_admin(self, handler: Handler) -> Handler:
+        """Return the handler as one that asks first for a key that may see others' requests."""
 
         async def answer(request: Request) -> Response | None:
-            self._check_key(request)
+            self._check_admin(request)
             return await handler(request)
 
         return answer
 
     async def _events(self, request: Request) -> None:
         """Send an event for each change of a model's state, until the client leaves."""
-        self._check_key(request)
+        models = self._usable(request)
         connection = request.connection
         connection.start_stream(request, _STREAM)
-        before = [each.status for each in self._models.all]
+        before = [each.status for each in models]
         await connection.write(model_documents.change_events([], before))
         while True:
             await asyncio.sleep(EVENTS_POLL_S)
-            after = [each.status for each in self._models.all]
+            after = [each.status for each in models]
             if events := model_documents.change_events(before, after):
                 await connection.write(events)
             before = after
@@ -193,22 +194,22 @@ class ModelRoutes:
         return Response.json({"version": ollama_api.API_VERSION})
 
     async def _tags(self, request: Request) -> Response:
-        self._check_key(request)
-        listed = [each for each in self._models.all if not each.is_unlisted]
+        listed = [each for each in self._usable(request) if not each.is_unlisted]
         named = [(name, each) for each in listed for name in sorted(each.names)]
         return Response.json(ollama_api.tags_document(await self._describe(named)))
 
     async def _ps(self, request: Request) -> Response:
-        self._check_key(request)
         words = model_documents.LLAMA_CPP_STATUS
-        loaded = [each for each in self._models.all if words[each.status.state] in ("loaded", "loading")]
+        loaded = [each for each in self._usable(request) if words[each.status.state] in ("loaded", "loading")]
         named = [(name, each) for each in loaded for name in _own(each)]
         return Response.json(ollama_api.ps_document(await self._describe(named)))
 
     async def _show(self, request: Request) -> Response:
         document = await self._document(request)
         name = str(document.get("model") or document.get("name") or "")
-        (described,) = await self._describe([(name, self._models.find(name))])
+        model = self._models.find(name)
+        self._check_model(request, name, model)
+        (described,) = await self._describe([(name, model)])
         is_verbose = document.get("verbose") is True
         return Response.json(ollama_api.show_document(described, is_verbose=is_verbose))
 
@@ -227,6 +228,10 @@ class ModelRoutes:
 
     async def _answer_ollama(self, request: Request, asked: Translation, body: bytes) -> Response | None:
         model, arrived_s = self._models.find(asked.model), time.monotonic()
+        holder = self._check_model(request, asked.model, model)
+        may_put_away = holder is None or holder.settings.admin
+        if holder and asked.is_unload:
+            holder.check_admin("To unload a model")
         try:
             if model.queue and not asked.is_unload:  # so that the time of the load is known
                 (await model.queue.book(model.router, None, None)).close()
@@ -244,7 +249,7 @@ class ModelRoutes:
             )
             return connection.translated(response) if response else None
         finally:
-            if model.queue and asked.keep_alive_s is not None:
+            if model.queue and asked.keep_alive_s is not None and may_put_away:
                 model.queue.keep_alive(asked.keep_alive_s)
 
     async def _embed(self, request: Request, asked: Translation, body: bytes) -> Response:
@@ -260,8 +265,17 @@ class ModelRoutes:
 
     # --------------------------------------------------------------------------------------------
 
-    def _check_key(self, request: Request) -> None:
-        self._path.admission.check_key(request.headers)
+    def _check_admin(self, request: Request) -> None:
+        self._path.admission.check_admin(request.headers, request.path)
+
+    def _check_model(self, request: Request, asked: str, model: FrontendModel) -> KeyHolder | None:
+        if holder := self._path.admission.check_key(request.headers):
+            holder.check_model(asked, model.names)
+        return holder
+
+    def _usable(self, request: Request) -> list[FrontendModel]:
+        """Return the models that the request's key is for."""
+        return self._models.usable_by(self._path.admission.check_key(request.headers))
 
     async def _document(self, request: Request) -> dict[str, Any]:
         """Return a body that only names a model."""
@@ -272,7 +286,7 @@ class ModelRoutes:
         return parse_object(body or b"{}")
 
     async def _body(self, request: Request, share: BodyShare) -> bytes:
-        self._check_key(request)
+        self._path.admission.check_key(request.headers)
         settings = self._path.settings
         return await Client(request).read_body(
             share, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s

@@ -15,6 +15,8 @@ from msgspec import Struct
 
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.engine_answers import NO_USAGE, Usage
+from dynaplan.gateway.keys.keyring import KeyHolder, KeyUse
+from dynaplan.gateway.keys.usage import Amounts
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiPath, Call, PromptBlocks
 from dynaplan.gateway.recording import TrafficRecording
@@ -63,25 +65,35 @@ class Reports:
         """Keep the last requests that ended, as llama-swap's clients read them."""
         self.recent = deque(maxlen=MAX_RECENT)
 
-    def refuse(self, client: Client, endpoint: ApiPath, error_type: str, model: str) -> None:
+    def refuse(
+        self,
+        client: Client,
+        endpoint: ApiPath,
+        error_type: str,
+        model: str,
+        holder: KeyHolder | None = None,
+    ) -> None:
         """Report a request that was answered with an error before it was accepted."""
         self.metrics.count_refusal(endpoint.name, error_type, model)
+        if holder:
+            holder.usage.add(holder.name, model, Amounts(), "refused")
         if self.logs_requests:
             fields = {"request_id": client.request_id, "outcome": error_type, "endpoint": endpoint.name}
             access_log.info("request %s: %s, refused", client.request_id, error_type, extra={FIELDS: fields})
 
-    def begin(self, client: Client, call: Call) -> RequestReport:
-        """Report an accepted request, from now until its ``end``."""
-        return RequestReport(self, client, call)
+    def begin(self, client: Client, call: Call, use: KeyUse | None = None) -> RequestReport:
+        """Report an accepted request, from now until its ``end``; ``use`` is that of its key."""
+        return RequestReport(self, client, call, use)
 
 
 class RequestReport:
     """The report of one request. ``record`` observes its tokens for the metrics."""
 
-    def __init__(self, reports: Reports, client: Client, call: Call) -> None:
+    def __init__(self, reports: Reports, client: Client, call: Call, use: KeyUse | None) -> None:
         self._reports = reports
         self._client = client
         self._call = call
+        self.use = use
         self.record = reports.metrics.record(call.model, call.endpoint.name, call.is_stream)
 
     def end(self, ending: Ending) -> None:
@@ -93,6 +105,8 @@ class RequestReport:
         answer = record.output_tokens if usage.output_tokens is None else usage.output_tokens
         if reports.recording and self._call.endpoint.streams and (answer or not ending.error_type):
             reports.recording.add(record.begun_s, prompt, answer, ending.blocks)
+        if self.use:
+            self.use.end(prompt, answer, is_error=bool(ending.error_type))
         if not (reports.logs_requests or reports.recent is not None):
             return
         fields = self._fields(ending, prompt, answer)
@@ -110,6 +124,7 @@ class RequestReport:
             "endpoint": self._call.endpoint.name,
             "model": self._call.model,
             "worker": ending.worker or None,
+            **({"key": self.use.holder.name} if self.use else {}),
             "input_tokens": prompt_tokens,
             "output_tokens": output_tokens,
             "ttft_ms": None if ttft_s is None else round(1000 * ttft_s, 1),
@@ -143,7 +158,8 @@ def format_fields(fields: Mapping[str, Any]) -> str:
     """
     parts = [f"request {fields['request_id']}: {fields['outcome']}"]
     at = f" at {fields['worker']}" if fields["worker"] else ""
-    parts.append(f"model {fields['model']}{at}")
+    of = f" for {fields['key']}" if "key" in fields else ""
+    parts.append(f"model {fields['model']}{at}{of}")
     parts.append(f"{fields['input_tokens']} + {fields['output_tokens']} tokens")
     if fields["ttft_ms"] is not None:
         parts.append(f"TTFT {fields['ttft_ms']:g} ms")

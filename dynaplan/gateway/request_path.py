@@ -13,7 +13,7 @@ request over, at the cost of time. After it, only a worker that is asked for the
 **Cases.** Each attempt ends with one ``Outcome``, and each outcome has one decision. Below, the number of a
 case stands where it is found, and where it is decided.
 
-    1. *Not accepted*: key, waiting requests, body, model, addresses, length of the prompt.
+    1. *Not accepted*: key, waiting requests, body, model, addresses, length of the prompt, the key's limits.
        The error is the answer.
     2. *Impossible*: no worker is there in time, the engine has no such field, or no worker may compute the
        prompt. The error is the answer, or the last event of a stream that has begun.
@@ -210,10 +210,10 @@ class RequestPath:
             self.in_flight -= 1
 
     async def _accept(self, client: Client, endpoint: ApiPath, share: BodyShare) -> Accepted:
-        name = "unknown"
+        name, holder = "unknown", None
         try:
             if self.admission.asks_for_key:
-                self.admission.check_key(client.headers)
+                holder = self.admission.check_key(client.headers)
             self.admission.check_room()
             body = await client.read_body(
                 share,
@@ -225,14 +225,22 @@ class RequestPath:
             else:
                 call = await self.reader.read(endpoint, body)
             model = self.models.find(call.model)
+            if holder:
+                holder.check_model(call.model, model.names)
             call = model.addressed(call)
             name = call.model
             self.admission.check_call(call, model.cards)
+            if holder:
+                holder.check_limits(call)
             place = self.admission.enter_room()
         except ApiError as error:  # case 1
-            self.reports.refuse(client, endpoint, error.metric, name)
+            self.reports.refuse(client, endpoint, error.metric, name, holder)
             raise
-        return Accepted(client, call, model, place, self.reports.begin(client, call))
+        use = None
+        if holder:
+            use = holder.begin(call)
+            client.rate_headers = holder.headers()
+        return Accepted(client, call, model, place, self.reports.begin(client, call, use))
 
     async def _answer(self, request: Accepted) -> None:
         progress = RequestProgress(self, request)

@@ -177,13 +177,14 @@ class FrontendRoutes:
         self._begun = 0
 
     async def _list_models(self, request: Request) -> Response:
-        admission = self._path.admission
-        admission.check_key(request.headers)
+        holder = self._path.admission.check_key(request.headers)
         chosen, models = request.path.removeprefix(MODELS).removeprefix("/"), self._path.models
         if not chosen:
-            return Response.json({"object": "list", "data": models.documents(self._created_s)})
-        models.find(chosen)
-        known = models.documents(self._created_s, with_unlisted=True)
+            return Response.json({"object": "list", "data": models.documents(self._created_s, holder)})
+        model = models.find(chosen)
+        if holder:
+            holder.check_model(chosen, model.names)
+        known = models.documents(self._created_s, holder, with_unlisted=True)
         return Response.json(next(each for each in known if each["id"] == chosen))
 
     async def _check_health(self, request: Request) -> Response:

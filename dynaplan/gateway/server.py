@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dynaplan.config.frontend import own_frontend_settings
 from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.config.settings.keys import KeySettings
 from dynaplan.config.settings.models import ServedModel
 from dynaplan.contract.absence import read_absence
 from dynaplan.contract.counts import FleetCounts
@@ -28,6 +31,9 @@ from dynaplan.gateway.frontend_models import (
     on_demand_model,
     on_demand_settings,
 )
+from dynaplan.gateway.keys.counts import KeyCounts
+from dynaplan.gateway.keys.keyring import KeyHolder, Keyring
+from dynaplan.gateway.keys.usage import USAGE_DIRECTORY, KeyUsage
 from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
 from dynaplan.gateway.llama_swap_api import LlamaSwapApi
 from dynaplan.gateway.metrics import FrontendMetrics
@@ -118,11 +124,19 @@ class FrontendServer:
         deployment_metrics: DeploymentMetricsPort | None = None,
     ) -> None:
         self._runtime = runtime
+        has_own_key = bool(settings.api_key)
+        if settings.api_keys and not has_own_key:
+            settings = replace(settings, api_key=secrets.token_urlsafe(32))  # that of the page
         self._settings = settings
         self.fleet = FleetStatus()
         file = settings.record_traffic
         self._recording = TrafficRecording(Path(file), runtime.clock.now_s) if file else None
-        self._metrics = _new_metrics(runtime, settings)
+        self._metrics = metrics = _new_metrics(runtime, settings)
+        self._keyring = _new_keyring(runtime, settings, metrics) if settings.api_keys else None
+        self._owner: KeyHolder | None = None
+        if self._keyring:
+            name = "api-key" if has_own_key else "page"
+            self._owner = self._keyring.holder(KeySettings(name=name, admin=True))
         self._batch = StreamBatch()
         self._upstream = Upstream(runtime.worker_token, runtime.client_tls, self._batch)
         self._background = BackgroundTasks()
@@ -212,7 +226,7 @@ class FrontendServer:
         reports = Reports(self._metrics, self._recording, logs_requests=settings.access_log)
         return RequestPath(
             settings,
-            Admission(settings),
+            Admission(settings, self._keyring, self._owner),
             self._models,
             self._upstream,
             Reservations(self._upstream, self._background),
@@ -257,6 +271,9 @@ class FrontendServer:
             self._runtime.spawn(DemandPublisher(self._runtime, self._models.all).run(), "demand for models")
         if self._recording:
             self._runtime.spawn(self._recording.run(), "record traffic")
+        if self._keyring:
+            self._runtime.spawn(self._keyring.follow(), "follow keys")
+            self._runtime.spawn(self._keyring.usage.run(), "write usage of keys")
         self._follow(fleet_key(self._runtime.namespace), self._read_fleet, "follow fleet")
         self._follow(self._sleeping.prefix, self._sleeping.follow, "follow sleeping")
         if self._models.are_on_demand:
@@ -298,6 +315,8 @@ class FrontendServer:
         self._metrics.write()  # at once: a forced stop may cut what follows
         if self._recording:
             await self._recording.write()
+        if self._keyring:
+            self._keyring.close()
         await self._background.finish(timing.BACKGROUND_TIMEOUT_S)
         await self._path.close()
         if self._deployment_metrics:
@@ -365,7 +384,19 @@ def _new_metrics(runtime: WorkerRuntime, settings: FrontendSettings) -> Frontend
         *(runtime.namespace, runtime.clock.now_s, shared, by_prefix, settings.promised_ms),
         asyncio.get_running_loop().call_later if shared else None,
         settings.promised_ms_by_model,
+        has_keys=bool(settings.api_keys),
     )
+
+
+def _new_keyring(runtime: WorkerRuntime, settings: FrontendSettings, metrics: FrontendMetrics) -> Keyring:
+    """Return the keys of the settings' file; what frontends on one port count of them is one."""
+    shared = Path(settings.shared_metrics).with_name("frontend-keys") if settings.shared_metrics else None
+    log_dir = os.environ.get("DYNAPLAN_LOG_DIR")
+    usage = KeyUsage(
+        *(runtime.namespace, metrics.key_requests, metrics.key_tokens),
+        Path(log_dir) / USAGE_DIRECTORY if log_dir else None,
+    )
+    return Keyring(Path(settings.api_keys or ""), KeyCounts(shared, time.time), usage)
 
 
 def _has_starting_decode_workers(fleet: str) -> bool:

@@ -128,6 +128,14 @@ REPLICA_SILENT_S = 3.5
 STORE_TIMEOUT_S = 3.0
 """Time after which a call to the store counts as failed."""
 
+# Keys
+
+KEYS_POLL_S = 1.0
+"""Time between two looks whether the file of keys has changed."""
+
+USAGE_INTERVAL_S = 5.0
+"""Time for which the usage of keys gathers before it is written."""
+
 # Reports
 
 RECORDING_INTERVAL_S = 1.0

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynaplan.config.settings.fields import NO_EFFECT, WRITTEN, Settings, Texts, option
+from dynaplan.config.settings.fields import NO_EFFECT, READ, WRITTEN, Settings, Texts, option
 from dynaplan.config.settings.models import ServedModel
 
 ROUTERS = ("round-robin", "random", "least-loaded", "kv-load", "kv")
@@ -151,6 +151,9 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     api_key: str = option("", "Key that clients must bear; better as `DYNAPLAN_API_KEY`")
     further_api_key: list[str] | None = option(
         None, "Keys that are as good as `api-key`, beside it", kind=Texts
+    )
+    api_keys: str | None = option(
+        None, "File of the keys of several people, with the limits of each: `dynaplan keys`", path=READ
     )
     allowed_hosts: list[str] | None = option(
         None,

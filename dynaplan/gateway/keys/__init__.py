@@ -1,0 +1,1 @@
+"""Keys of several people: who may ask for what (``keyring``), how much (``limits``), and what they did."""

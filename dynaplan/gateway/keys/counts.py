@@ -1,0 +1,171 @@
+"""What each key uses: its requests in flight, and its requests and tokens of this minute and the one before.
+
+Frontends on one port share a key's limits: a client with one connection reaches always the same of them, so a
+limit in parts would be a fraction of what was promised. Each writes a file of its own, mapped into memory,
+and adds up what all of them say. A record has one writer and words of eight bytes, so nobody locks, and a
+frontend that stands still holds nobody up. What two of them admit in the same moment may exceed a limit by
+one; what a frontend had counted goes with it when it dies: a minute at most.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import secrets
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+WINDOW_S = 60.0
+
+MAX_KEYS = 4096
+"""Names of keys that one frontend counts in its life; further ones share a record. Files are sparse."""
+
+_WORDS = 8
+_SIZE = MAX_KEYS * _WORDS * 8
+_ID, _IN_FLIGHT, _MINUTE, _REQUESTS, _REQUESTS_BEFORE, _TOKENS, _TOKENS_BEFORE = (0, *range(2, 8))
+"""The words of a record: two of the name's hash, then one for each number."""
+
+
+class Used(NamedTuple):
+    """What all frontends have counted of a key: ``_before`` is the minute before, ``now`` the current one."""
+
+    in_flight: int = 0
+    requests_now: int = 0
+    requests_before: int = 0
+    tokens_now: int = 0
+    tokens_before: int = 0
+
+
+class KeyCounts:
+    """The counts of one frontend. ``directory`` is that of all on the port; None for one that is alone.
+
+    ``unix_s`` is the wall clock, which all of them have in common.
+    """
+
+    def __init__(self, directory: Path | None, unix_s: Callable[[], float]) -> None:
+        self.unix_s = unix_s
+        self._directory = directory
+        self._name = secrets.token_hex(8)
+        self._locked: BinaryIO | None = None
+        self._words = _words(bytearray(_SIZE))
+        if directory:
+            self._locked, self._words = _own_file(directory, self._name)
+        self._offsets: dict[str, int] = {}
+        self._others: dict[str, _OtherCounts] = {}
+        self.look_for_others()
+
+    def look_for_others(self) -> None:
+        """Find the files of frontends that have come, and remove those of frontends that have died."""
+        if not self._directory:
+            return
+        for path in self._directory.glob("[!.]*"):
+            if path.name == self._name:
+                continue
+            with suppress(OSError), path.open("r+b") as file:
+                if _lock(file):
+                    path.unlink()
+                    self._others.pop(path.name, None)
+                elif path.name not in self._others:
+                    self._others[path.name] = _OtherCounts(_words(mmap.mmap(file.fileno(), _SIZE)))
+
+    def close(self) -> None:
+        """Let others remove the file of this frontend."""
+        if self._locked:
+            fcntl.flock(self._locked, fcntl.LOCK_UN)  # the map holds the file open
+            self._locked.close()
+
+    def add(self, name: str, *, in_flight: int = 0, requests: int = 0, tokens: int = 0) -> None:
+        """Count for the key of that name."""
+        at, words = self._offset(name), self._words
+        minute = int(self.unix_s() // WINDOW_S)
+        if (passed := minute - words[at + _MINUTE]) != 0:
+            for now in (_REQUESTS, _TOKENS):
+                words[at + now + 1] = words[at + now] if passed == 1 else 0
+                words[at + now] = 0
+            words[at + _MINUTE] = minute
+        words[at + _IN_FLIGHT] += in_flight
+        words[at + _REQUESTS] += requests
+        words[at + _TOKENS] += tokens
+
+    def used(self, name: str) -> Used:
+        """Return what all frontends have counted for it."""
+        minute = int(self.unix_s() // WINDOW_S)
+        own = _read(self._words, self._offset(name), minute)
+        if not self._others:
+            return own
+        others = (each.read(name, minute) for each in self._others.values())
+        return Used(*map(sum, zip(own, *others, strict=True)))
+
+    def _offset(self, name: str) -> int:
+        at = self._offsets.get(name)
+        if at is None:
+            at = self._offsets[name] = _WORDS * min(len(self._offsets), MAX_KEYS - 1)
+            self._words[at], self._words[at + 1] = _identity(name)
+        return at
+
+
+class _OtherCounts:
+    """The file of another frontend, which goes on writing it."""
+
+    def __init__(self, words: memoryview[int]) -> None:
+        self._words = words
+        self._found: dict[tuple[int, int], int] = {}
+        self._unread = self._records()
+
+    def read(self, name: str, minute: int) -> Used:
+        identity = _identity(name)
+        if identity not in self._found:
+            self._found |= self._unread
+            self._unread = self._records(len(self._found))
+        at = self._found.get(identity)
+        return _read(self._words, at, minute) if at is not None else Used()
+
+    def _records(self, known: int = 0) -> Iterator[tuple[tuple[int, int], int]]:
+        """Yield the records that are there behind those that are known, and where they begin."""
+        for at in range(_WORDS * known, len(self._words), _WORDS):
+            if not self._words[at]:
+                return
+            yield (self._words[at], self._words[at + 1]), at
+
+
+def _read(words: memoryview[int], at: int, minute: int) -> Used:
+    passed = minute - words[at + _MINUTE]
+    requests, tokens = words[at + _REQUESTS], words[at + _TOKENS]
+    if passed == 0:
+        before = words[at + _REQUESTS_BEFORE], words[at + _TOKENS_BEFORE]
+        return Used(words[at + _IN_FLIGHT], requests, before[0], tokens, before[1])
+    if passed == 1:
+        return Used(words[at + _IN_FLIGHT], 0, requests, 0, tokens)
+    return Used(words[at + _IN_FLIGHT])
+
+
+def _identity(name: str) -> tuple[int, int]:
+    first, second = struct.unpack("qq", hashlib.blake2b(name.encode(), digest_size=16).digest())
+    return first | 1, second  # a record that begins with 0 is free
+
+
+def _own_file(directory: Path, name: str) -> tuple[BinaryIO, memoryview[int]]:
+    """Make a file that is locked for as long as its writer lives: whoever can lock it may remove it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = (directory / f".{name}").open("w+b")
+    _lock(file)
+    file.truncate(_SIZE)
+    os.rename(file.name, directory / name)
+    return file, _words(mmap.mmap(file.fileno(), _SIZE))
+
+
+def _lock(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _words(buffer: bytearray | mmap.mmap) -> memoryview[int]:
+    return memoryview(buffer).cast("q")

@@ -1,0 +1,220 @@
+"""The keys of a file, as the frontend knows them: whose a request is, whether it may be, and what it uses.
+
+| a request | is answered |
+|---|---|
+| without a key, with one that is unknown or revoked, with one that has expired | 401 |
+| for a model that its key does not have, or on a path that is for ``admin`` keys | 403 |
+| beyond a limit of its key | 429, with the time after which it is within it |
+
+The file is read again when it changes. One that cannot be read, or is wrong, changes nothing, and the log
+says why. A key that is revoked lets nobody in from then on; what it has in flight ends in peace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from dynaplan.config.keys import hash_of, read_keys_file
+from dynaplan.config.settings.keys import KeySettings
+from dynaplan.gateway import timing
+from dynaplan.gateway.keys.counts import WINDOW_S, KeyCounts, Used
+from dynaplan.gateway.keys.limits import Window, rate_headers
+from dynaplan.gateway.keys.usage import Amounts, KeyUsage
+from dynaplan.gateway.openai_api import ApiError, Call
+from dynaplan.util.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class Keyring:
+    """The holders of keys, by hash. The constructor raises ConfigError for a file that cannot be used."""
+
+    def __init__(self, path: Path, counts: KeyCounts, usage: KeyUsage) -> None:
+        self._path = path
+        self._counts = counts
+        self.usage = usage
+        self._holders: dict[str, KeyHolder] = {}
+        self._stamp = self._file_stamp()
+        self._take_over(read_keys_file(path))
+
+    def find(self, key: bytes) -> KeyHolder | None:
+        """Return the holder of a key; raises ApiError (401) for one that has expired.
+
+        The time of the look-up tells nothing of use: it depends on the hash, and nobody can choose a key by
+        its hash.
+        """
+        found = hash_of(key)
+        holder = self._holders.get(found)
+        if holder is None or not hmac.compare_digest(holder.settings.hash, found):
+            return None
+        if holder.expires_unix_s <= self._counts.unix_s():
+            raise unauthorized(f"The API key of {holder.name} has expired", "expired_api_key", OWNER_GIVES)
+        return holder
+
+    def close(self) -> None:
+        """Write what was used, and let other frontends forget this one."""
+        self.usage.write()
+        self._counts.close()
+
+    async def follow(self) -> None:
+        """Read the file when it has changed, and look for other frontends, for ever."""
+        while True:
+            await asyncio.sleep(timing.KEYS_POLL_S)
+            self._counts.look_for_others()
+            if (stamp := self._file_stamp()) != self._stamp:
+                self._stamp = stamp
+                self.reload()
+
+    def reload(self) -> None:
+        """Take over the file as it is now."""
+        try:
+            keys = read_keys_file(self._path)
+        except UserError as error:
+            log.error("the keys stay as they were: %s. %s", error, error.hint)
+            return
+        self._take_over(keys)
+        log.info("%d keys are in %s now", len(keys), self._path)
+
+    def _take_over(self, keys: dict[str, KeySettings]) -> None:
+        self._holders = {each.hash: self.holder(each) for each in keys.values()}
+
+    def holder(self, settings: KeySettings) -> KeyHolder:
+        """Return the holder of a key that is not in the file."""
+        return KeyHolder(settings, self._counts, self.usage)
+
+    def _file_stamp(self) -> tuple[int, ...]:
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return ()
+        return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
+
+
+class KeyHolder:
+    """Somebody with a key: what he may do, and what he uses of his limits."""
+
+    def __init__(self, settings: KeySettings, counts: KeyCounts, usage: KeyUsage) -> None:
+        self.settings = settings
+        self.usage = usage
+        self.name = settings.name
+        self.weight = settings.weight
+        expires_unix_s = settings.expires_unix_s
+        self.expires_unix_s = math.inf if expires_unix_s is None else expires_unix_s
+        self._models = frozenset(settings.models or ())
+        self._counts = counts
+        self._is_limited = any(
+            (settings.concurrency, settings.requests_per_minute, settings.tokens_per_minute)
+        )
+
+    def may_use(self, names: Collection[str]) -> bool:
+        """Tell whether a model with these names is one of his."""
+        return not self._models or not self._models.isdisjoint(names)
+
+    def check_model(self, asked: str, names: Collection[str]) -> None:
+        """Raise ApiError (403) unless the model, which was asked for by one of its names, is one of his."""
+        if self._models and asked not in self._models and not self.may_use(names):
+            raise _forbidden(
+                f"The API key of {self.name} is not for the model {asked!r}", "model_not_allowed"
+            )
+
+    def check_admin(self, path: str) -> None:
+        """Raise ApiError (403) unless the key is one that moves models and sees engines."""
+        if not self.settings.admin:
+            raise _forbidden(f"{path} is for keys with `admin: true`, and {self.name}'s is none", "not_admin")
+
+    def check_limits(self, call: Call) -> None:
+        """Raise ApiError (429) for a request beyond a limit."""
+        if not self._is_limited:
+            return
+        used, most = self._counts.used(self.name), self.settings.concurrency
+        if most and used.in_flight >= most:
+            raise self._too_much(f"{used.in_flight} requests at a time", "concurrency", 1.0)
+        for kind, window in self._windows(used).items():
+            amount = 1 if kind == "requests" else call.prompt_tokens
+            if wait_s := window.wait_s(amount):
+                raise self._too_much(f"{window.limit} {kind} per minute", kind, wait_s)
+
+    def begin(self, call: Call) -> KeyUse:
+        """Count a request that is accepted."""
+        return KeyUse(self, call)
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that tell a client of his limits; empty without any."""
+        if not self._is_limited:
+            return {}
+        found: dict[str, str] = {}
+        for kind, window in self._windows(self._counts.used(self.name)).items():
+            found |= rate_headers(kind, window)
+        return found
+
+    def count(self, *, in_flight: int, requests: int, tokens: int) -> None:
+        self._counts.add(self.name, in_flight=in_flight, requests=requests, tokens=tokens)
+
+    def _windows(self, used: Used) -> dict[str, Window]:
+        elapsed_s = self._counts.unix_s() % WINDOW_S
+        requests, tokens = self.settings.requests_per_minute, self.settings.tokens_per_minute
+        found = {}
+        if requests:
+            found["requests"] = Window(requests, used.requests_now, used.requests_before, elapsed_s)
+        if tokens:
+            found["tokens"] = Window(tokens, used.tokens_now, used.tokens_before, elapsed_s)
+        return found
+
+    def _too_much(self, limit: str, kind: str, wait_s: float) -> ApiError:
+        message = f"The API key of {self.name} is limited to {limit}"
+        if wait_s == math.inf:
+            message += ", and this prompt alone has more"
+            headers = {"X-Should-Retry": "false"}  # OpenAI's clients try again after any 429 but such a one
+        else:
+            message += f"; try again in {math.ceil(wait_s)} s"
+            headers = {"Retry-After": str(math.ceil(wait_s)), "retry-after-ms": str(math.ceil(1000 * wait_s))}
+        return ApiError(
+            429,
+            message,
+            kind=kind,
+            code="rate_limit_exceeded",
+            metric="overload",
+            headers={**headers, **self.headers()},
+        )
+
+
+class KeyUse:
+    """One accepted request of a key, counted until ``end``."""
+
+    def __init__(self, holder: KeyHolder, call: Call) -> None:
+        self.holder = holder
+        self._model = call.model
+        self._prompt_tokens = call.prompt_tokens
+        holder.count(in_flight=1, requests=1, tokens=call.prompt_tokens)
+
+    def end(self, prompt_tokens: int, answer_tokens: int, *, is_error: bool) -> None:
+        """Count the answer, and what the prompt had beside its estimate."""
+        holder = self.holder
+        holder.count(in_flight=-1, requests=0, tokens=prompt_tokens + answer_tokens - self._prompt_tokens)
+        amounts = Amounts(1, prompt_tokens, answer_tokens)
+        holder.usage.add(holder.name, self._model, amounts, "error" if is_error else "success")
+
+
+OWNER_GIVES = "a key that its owner gave you: `dynaplan keys add NAME` makes one"
+
+
+def unauthorized(fault: str, code: str, expected: str) -> ApiError:
+    """Return the 401 for a request that bears no key of this service; it says nothing of any key."""
+    return ApiError(
+        401,
+        f"{fault}. Send 'Authorization: Bearer <key>' or 'x-api-key: <key>', with {expected}.",
+        kind="authentication_error",
+        code=code,
+        metric="validation",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _forbidden(message: str, code: str) -> ApiError:
+    return ApiError(403, message, kind="permission_error", code=code, metric="validation")

@@ -1,0 +1,64 @@
+"""What frontends on one port count of keys together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynaplan.gateway.keys.counts import KeyCounts, Used
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.unix_s = 600.0
+
+    def __call__(self) -> float:
+        return self.unix_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_minute_becomes_the_one_before_and_then_nothing(clock: Clock) -> None:
+    counts = KeyCounts(None, clock)
+    counts.add("alice", in_flight=1, requests=1, tokens=7)
+    counts.add("alice", requests=1)
+    assert counts.used("alice") == Used(1, 2, 0, 7, 0)
+    clock.unix_s += 60
+    assert counts.used("alice") == Used(1, 0, 2, 0, 7)
+    counts.add("alice", requests=1)
+    assert counts.used("alice") == Used(1, 1, 2, 0, 7)
+    clock.unix_s += 120
+    assert counts.used("alice") == Used(1)
+    counts.add("alice", in_flight=-1)
+    assert counts.used("alice") == Used()
+    assert counts.used("bob") == Used()
+
+
+def test_frontends_on_one_port_see_each_others_counts(tmp_path: Path, clock: Clock) -> None:
+    first, second = KeyCounts(tmp_path, clock), KeyCounts(tmp_path, clock)
+    first.look_for_others()
+    for each in ("alice", "bob"):
+        second.add(each, in_flight=1, requests=2, tokens=10)
+    first.add("bob", in_flight=1, requests=1)
+    assert first.used("bob") == second.used("bob") == Used(2, 3, 0, 10, 0)
+    assert first.used("alice") == Used(1, 2, 0, 10, 0)
+    second.add("carol", in_flight=1)  # who came after the last look
+    assert first.used("carol") == Used(1)
+    for one in (first, second):
+        one.close()
+
+
+def test_a_frontend_that_died_holds_no_request(tmp_path: Path, clock: Clock) -> None:
+    first, second = KeyCounts(tmp_path, clock), KeyCounts(tmp_path, clock)
+    second.add("alice", in_flight=5)
+    first.look_for_others()
+    assert first.used("alice") == Used(5)
+    second.close()  # the kernel does that for a process that ends
+    first.look_for_others()
+    assert first.used("alice") == Used()
+    assert len(list(tmp_path.iterdir())) == 1
+    first.close()

@@ -1,0 +1,56 @@
+"""Limits by the sliding minute: how long one has to wait, and what the headers say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynaplan.gateway.keys.limits import Window, rate_headers
+
+
+@pytest.mark.parametrize(
+    ("window", "wait_s"),
+    [
+        (Window(10, 0, 0, 30.0), 0.0),
+        (Window(10, 9, 0, 30.0), 0.0),
+        (Window(10, 10, 0, 30.0), 30.0 + 6.0),  # a tenth of them has left 6 s into the next minute
+        (Window(10, 0, 20, 0.0), 33.0),  # 20 * (1 - 33 / 60) = 9
+        (Window(1, 1, 0, 0.0), 120.0),
+        (Window(10, 0, 20, 40.0), 0.0),
+    ],
+)
+def test_one_waits_until_there_is_room(window: Window, wait_s: float) -> None:
+    assert window.wait_s(1) == pytest.approx(wait_s)
+
+
+def test_what_is_larger_than_the_limit_never_passes() -> None:
+    assert Window(100, 0, 0, 0.0).wait_s(101) == math.inf
+
+
+@given(
+    st.integers(1, 1000), st.integers(0, 1000), st.integers(0, 1000), st.floats(0, 59.9), st.integers(1, 9)
+)
+def test_after_the_wait_the_amount_is_within_the_limit(
+    limit: int, now: int, before: int, elapsed_s: float, amount: int
+) -> None:
+    window = Window(limit, now, before, elapsed_s)
+    if (wait_s := window.wait_s(amount)) == math.inf:
+        assert amount > limit
+        return
+    at_s = elapsed_s + wait_s
+    then = Window(limit, now, before, at_s) if at_s < 60 else Window(limit, 0, now, at_s - 60)
+    assert then.used + amount <= limit + 1e-6
+    if wait_s > 0.001:
+        assert window.used + amount > limit - 1e-6
+
+
+def test_the_headers_are_openais() -> None:
+    assert rate_headers("requests", Window(60, 12, 20, 30.0)) == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "38",
+        "x-ratelimit-reset-requests": "1m30s",
+    }
+    assert rate_headers("tokens", Window(60, 0, 0, 30.0))["x-ratelimit-reset-tokens"] == "0s"

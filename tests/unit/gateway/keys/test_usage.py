@@ -1,0 +1,60 @@
+"""The daily files of what keys had computed."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from dynaplan.gateway.keys.usage import Amounts, KeyUsage, read_usage
+
+DAY = date(2026, 11, 29)
+
+
+def usage(directory: Path, today: date = DAY) -> KeyUsage:
+    registry = CollectorRegistry()
+    requests = Counter("requests", "", ("namespace", "key", "model", "status"), registry=registry)
+    tokens = Counter("tokens", "", ("namespace", "key", "model", "type"), registry=registry)
+    return KeyUsage("ns", requests, tokens, directory, lambda: today)
+
+
+def test_several_frontends_add_to_the_file_of_the_day(tmp_path: Path) -> None:
+    first, second = usage(tmp_path), usage(tmp_path)
+    first.add("alice", "m", Amounts(1, 10, 20), "success")
+    first.add("alice", "m", Amounts(1, 1, 2), "error")
+    first.add("alice", "m", Amounts(), "refused")
+    second.add("alice", "m", Amounts(1, 100, 200), "success")
+    second.add("bob", "a, b", Amounts(1, 5, 6), "success")
+    for each in (first, second, first):
+        each.write()
+    file = tmp_path / "2026-11-29.csv"
+    assert file.read_text() == (
+        'key,model,requests,prompt_tokens,answer_tokens\nalice,m,3,111,222\nbob,"a, b",1,5,6\n'
+    )
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert read_usage(file)["bob", "a, b"] == Amounts(1, 5, 6)
+
+
+def test_what_no_file_takes_is_written_later(tmp_path: Path) -> None:
+    directory = tmp_path / "usage"
+    directory.write_text("in the way")
+    one = usage(directory)
+    one.add("alice", "m", Amounts(1, 10, 20), "success")
+    one.write()
+    directory.unlink()
+    one.add("alice", "m", Amounts(1, 10, 20), "success")
+    one.write()
+    assert read_usage(directory / f"{DAY}.csv") == {("alice", "m"): Amounts(2, 20, 40)}
+
+
+def test_a_file_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / f"{DAY}.csv"
+    file.write_text("a,b\n")
+    with pytest.raises(ValueError, match="is no file of usage"):
+        read_usage(file)
+    one = usage(tmp_path)
+    one.add("alice", "m", Amounts(1, 1, 1), "success")
+    one.write()
+    assert file.read_text() == "a,b\n"
