@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dynaplan.config.settings.fields import NO_EFFECT, Option, Options, options_of
 from dynaplan.config.settings.frontend import DisaggregationSettings, FrontendSettings, RoutingSettings
+from dynaplan.config.settings.keys import KeySettings
 from dynaplan.config.settings.models import OnDemandSettings
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.worker import (
@@ -39,6 +40,7 @@ TABLES: Mapping[str, Options] = {
         if name not in options_of(RoutingSettings, DisaggregationSettings)
     },
     "planner": options_of(PlannerSettings),
+    "keys": options_of(KeySettings),
     "models": options_of(OnDemandSettings),
 }
 

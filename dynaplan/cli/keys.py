@@ -21,6 +21,7 @@ from dynaplan.cli.main import LazyGroup
 from dynaplan.cli.options import json_option, namespace_option
 from dynaplan.config.keys import (
     NAME,
+    expires_unix_s,
     hash_of,
     new_key,
     parse_keys,
@@ -93,8 +94,13 @@ def add(name: str, file: Path | None, **given: Any) -> None:
             f"{name!r} is no name of a key", hint="Expected letters, digits, and . _ @ - behind the first."
         )
     path, key = _file(file), new_key()
-    said = {name.replace("_", "-"): value for name, value in given.items() if value}
+    said = {
+        name.replace("_", "-"): value
+        for name, value in given.items()
+        if value is not None and value is not False
+    }
     settings = replace(KeySettings.from_options({**said, "hash": hash_of(key)}), name=name)
+    expires_unix_s(settings)
     with _changed(path) as text:
         if name in {each.name for each in parse_keys(text[0], str(path)).values()}:
             raise ConfigError(
@@ -125,7 +131,7 @@ def _cells(key: KeySettings) -> Iterator[str]:
     for name in GIVEN:
         value = options.get(name)
         text = ", ".join(value) if isinstance(value, list) else str(value)
-        if name == "expires" and key.expires_unix_s and key.expires_unix_s <= time.time():
+        if name == "expires" and expires_unix_s(key) <= time.time():
             text += " (is over)"
         yield {None: "-", False: "no", True: "yes"}.get(value, text) if not isinstance(value, list) else text
 

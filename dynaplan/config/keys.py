@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from dynaplan.config.settings.fields import kebab, options_of
 from dynaplan.config.settings.keys import KeySettings
 from dynaplan.config.yaml_file import EXAMPLE as SECTIONS_EXAMPLE
 from dynaplan.config.yaml_file import read_sections
+from dynaplan.util.documents import shown
 from dynaplan.util.errors import ConfigError, all_faults, nearest
 
 EXAMPLE = "`dynaplan keys add NAME` makes an entry, and prints its key once."
@@ -99,7 +102,20 @@ def _read_entry(name: str, entry: Mapping[str, Any]) -> KeySettings:
     known = options_of(KeySettings)
     if unknown := sorted(key for key in entry if kebab(key) not in known):
         raise ConfigError(f"a key has no option {unknown[0]!r}", hint=nearest(kebab(unknown[0]), known))
-    return replace(KeySettings.from_options(entry), name=name)
+    key = replace(KeySettings.from_options(entry), name=name)
+    expires_unix_s(key)
+    return key
+
+
+def expires_unix_s(key: KeySettings) -> float:
+    """Return the moment from which on a key is refused, infinite for never; raises ConfigError."""
+    if key.expires is None:
+        return math.inf
+    try:
+        return datetime.fromisoformat(key.expires).timestamp()
+    except ValueError:
+        hint = "Expected a day or a moment, as 2027-01-31 or 2027-01-31T18:00."
+        raise ConfigError(f"expires is {shown(key.expires)}", hint=hint) from None
 
 
 def with_entry(text: str, key: KeySettings) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.config.settings.keys import KeySettings
 from dynaplan.gateway.keys.keyring import OWNER_GIVES, KeyHolder, Keyring, unauthorized
 from dynaplan.gateway.openai_api import ApiError, Call, check_context, check_media
 from dynaplan.http.browser_policy import BrowserPolicy, HeaderLookup, HostNames
@@ -28,7 +29,7 @@ class Admission:
     """
 
     def __init__(
-        self, settings: FrontendSettings, keyring: Keyring | None = None, owner: KeyHolder | None = None
+        self, settings: FrontendSettings, keyring: Keyring | None = None, owner: KeySettings | None = None
     ) -> None:
         self._settings = settings
         names = host_names(settings) if is_loopback(settings.host) else None
@@ -37,7 +38,8 @@ class Admission:
         self.asks_for_key = bool(settings.api_key)
         further = settings.further_api_key or ()
         self._own_key = ApiKey(settings.api_key, *(further if settings.api_key else ()))
-        self._keyring, self._owner = keyring, owner
+        self._keyring = keyring
+        self._owner = keyring.holder(owner) if keyring and owner else None
         self.check_key: Callable[[HeaderLookup], KeyHolder | None] = (
             self._find_holder if keyring else self._own_key.check
         )

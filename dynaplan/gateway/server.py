@@ -32,7 +32,7 @@ from dynaplan.gateway.frontend_models import (
     on_demand_settings,
 )
 from dynaplan.gateway.keys.counts import KeyCounts
-from dynaplan.gateway.keys.keyring import KeyHolder, Keyring
+from dynaplan.gateway.keys.keyring import Keyring
 from dynaplan.gateway.keys.usage import USAGE_DIRECTORY, KeyUsage
 from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
 from dynaplan.gateway.llama_swap_api import LlamaSwapApi
@@ -124,19 +124,12 @@ class FrontendServer:
         deployment_metrics: DeploymentMetricsPort | None = None,
     ) -> None:
         self._runtime = runtime
-        has_own_key = bool(settings.api_key)
-        if settings.api_keys and not has_own_key:
-            settings = replace(settings, api_key=secrets.token_urlsafe(32))  # that of the page
-        self._settings = settings
+        self._owner = KeySettings(name="api-key" if settings.api_key else "page", admin=True)
+        self._settings = settings = _with_page_key(settings)
         self.fleet = FleetStatus()
-        file = settings.record_traffic
-        self._recording = TrafficRecording(Path(file), runtime.clock.now_s) if file else None
-        self._metrics = metrics = _new_metrics(runtime, settings)
-        self._keyring = _new_keyring(runtime, settings, metrics) if settings.api_keys else None
-        self._owner: KeyHolder | None = None
-        if self._keyring:
-            name = "api-key" if has_own_key else "page"
-            self._owner = self._keyring.holder(KeySettings(name=name, admin=True))
+        self._recording = _new_recording(runtime, settings)
+        self._metrics = _new_metrics(runtime, settings)
+        self._keyring = _new_keyring(runtime, settings, self._metrics)
         self._batch = StreamBatch()
         self._upstream = Upstream(runtime.worker_token, runtime.client_tls, self._batch)
         self._background = BackgroundTasks()
@@ -388,15 +381,31 @@ def _new_metrics(runtime: WorkerRuntime, settings: FrontendSettings) -> Frontend
     )
 
 
-def _new_keyring(runtime: WorkerRuntime, settings: FrontendSettings, metrics: FrontendMetrics) -> Keyring:
-    """Return the keys of the settings' file; what frontends on one port count of them is one."""
+def _new_recording(runtime: WorkerRuntime, settings: FrontendSettings) -> TrafficRecording | None:
+    file = settings.record_traffic
+    return TrafficRecording(Path(file), runtime.clock.now_s) if file else None
+
+
+def _with_page_key(settings: FrontendSettings) -> FrontendSettings:
+    """Return the settings with a key that only the page of this process has, where only a file has keys."""
+    if settings.api_keys and not settings.api_key:
+        return replace(settings, api_key=secrets.token_urlsafe(32))
+    return settings
+
+
+def _new_keyring(
+    runtime: WorkerRuntime, settings: FrontendSettings, metrics: FrontendMetrics
+) -> Keyring | None:
+    """Return the keys of the settings' file, if there is one; frontends on one port count together."""
+    if not settings.api_keys:
+        return None
     shared = Path(settings.shared_metrics).with_name("frontend-keys") if settings.shared_metrics else None
     log_dir = os.environ.get("DYNAPLAN_LOG_DIR")
     usage = KeyUsage(
         *(runtime.namespace, metrics.key_requests, metrics.key_tokens),
         Path(log_dir) / USAGE_DIRECTORY if log_dir else None,
     )
-    return Keyring(Path(settings.api_keys or ""), KeyCounts(shared, time.time), usage)
+    return Keyring(Path(settings.api_keys), KeyCounts(shared, time.time), usage)
 
 
 def _has_starting_decode_workers(fleet: str) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
 
 from dynaplan.config.settings.fields import Settings, Texts, option
 from dynaplan.util.documents import shown
 from dynaplan.util.errors import ConfigError
 
 WEIGHTS = {"high": 4.0, "normal": 1.0, "low": 0.25}
-"""Priority -> part of the tokens that a key gets beside others that wait too (``routing/fair_queue.py``)."""
+"""Priority -> part of the tokens that a key gets beside others that wait too."""
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -46,17 +45,6 @@ class KeySettings(Settings):
                 f"hash is {shown(self.hash)}",
                 hint="Expected sha256: and 64 digits of 0-9a-f, never the key itself.",
             )
-        if self.expires is not None:
-            try:
-                datetime.fromisoformat(self.expires)
-            except ValueError:
-                hint = "Expected a day or a moment, as 2027-01-31 or 2027-01-31T18:00."
-                raise ConfigError(f"expires is {shown(self.expires)}", hint=hint) from None
-
-    @property
-    def expires_unix_s(self) -> float | None:
-        """The moment from which on it is refused; None for never."""
-        return datetime.fromisoformat(self.expires).timestamp() if self.expires else None
 
     @property
     def weight(self) -> float:

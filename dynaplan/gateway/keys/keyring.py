@@ -20,7 +20,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from dynaplan.config.keys import hash_of, read_keys_file
+from dynaplan.config.keys import expires_unix_s, hash_of, read_keys_file
 from dynaplan.config.settings.keys import KeySettings
 from dynaplan.gateway import timing
 from dynaplan.gateway.keys.counts import WINDOW_S, KeyCounts, Used
@@ -104,8 +104,7 @@ class KeyHolder:
         self.usage = usage
         self.name = settings.name
         self.weight = settings.weight
-        expires_unix_s = settings.expires_unix_s
-        self.expires_unix_s = math.inf if expires_unix_s is None else expires_unix_s
+        self.expires_unix_s = expires_unix_s(settings)
         self._models = frozenset(settings.models or ())
         self._counts = counts
         self._is_limited = any(

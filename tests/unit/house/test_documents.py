@@ -12,6 +12,7 @@ import click
 from dynaplan.cli.main import COMMANDS, group
 from dynaplan.config import stock
 from dynaplan.config.settings.fields import kebab, options_of
+from dynaplan.config.settings.keys import KeySettings
 from dynaplan.config.settings.models import OnDemandSettings
 from dynaplan.config.settings.worker import Resources, ServiceArgs
 from dynaplan.graph.lifecycle import HOLDS_GPUS, LIFECYCLE
@@ -71,6 +72,7 @@ def known_options() -> set[str]:
     """Every option that there is: of services, of the planner, of the commands."""
     of_services = {*stock.FRONTEND, *stock.PROCESSOR, *stock.ROUTER, *stock.PLANNER, *stock.WORKER}
     of_services |= {*options_of(ServiceArgs), *options_of(Resources), *options_of(OnDemandSettings)}
+    of_services |= options_of(KeySettings).keys()
     of_engines = {own for each in stock.WORKER.values() for names in each.names.values() for own in names}
     commands = list(commands_of(group))
     of_commands = {
