@@ -14,6 +14,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -32,12 +33,20 @@ from dynaplan.fleet.reattach.adopting import adopt_deployment, save_handover
 from dynaplan.fleet.reattach.versions import SUCCESSOR_FILE, write_own
 from dynaplan.fleet.sd_notify import READY, STOPPING, ServiceManager
 from dynaplan.fleet.shutdown import Shutdown, StopRequest, drain
-from dynaplan.fleet.watchdog import DirectoryWatch, FailureWatch, PluginWatchdog, Watchdog, server_watches
+from dynaplan.fleet.watchdog import (
+    CHECK_EVERY_S,
+    Check,
+    DirectoryWatch,
+    FailureWatch,
+    PluginWatchdog,
+    server_watches,
+    watching,
+)
 from dynaplan.fleet.watchers import embedded_watcher, listening_services, worker_watcher
 from dynaplan.graph.lifecycle import EXIT_CANNOT_START, Role
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
-from dynaplan.process.heartbeats import HeartbeatFiles
+from dynaplan.process.heartbeats import SERVE_HEARTBEAT, HeartbeatFiles
 from dynaplan.process.kernel import adopt_orphans
 from dynaplan.process.signals import Interruption
 from dynaplan.process.supervisor_link import SupervisorLink
@@ -49,6 +58,9 @@ from dynaplan.util.errors import ConfigError
 __all__ = ["ServeOptions", "serve"]
 
 EXIT_FORCED = 130
+
+SERVE_STILL_S = 60.0
+"""Time without a heartbeat after which the supervisor kills this process: its children go on running."""
 
 
 def serve(graph: GraphSpec, config: Config, options: ServeOptions, link: SupervisorLink | None = None) -> int:
@@ -120,6 +132,7 @@ class Serving:
         self._interruption = interruption
         self._service_manager = service_manager or ServiceManager()
         self._launch = prepared.launch
+        self._heartbeats = HeartbeatFiles.of(prepared.launch.runtime_dir)
         self._stop = StopRequest(self._report_stop)
         self._exits_on_failure = exits_on_failure
         self._has_failed = False
@@ -138,13 +151,11 @@ class Serving:
         ready = asyncio.create_task(self._report_ready(begun_s, workers), name="readiness")
         try:
             await self._start(arbiter)
-            watchdog = asyncio.create_task(self._watchdog(arbiter, workers).run(), name="watchdog")
-            try:
+            async with watching(self._checks(arbiter, workers), SystemClock()):
                 with prometheus_targets(self._launch.log_dir, self._launch.frontend_url):
                     await self._stop.requested.wait()
-            finally:
-                watchdog.cancel()
-            await drain(shutdown, self._launch, workers.read())
+            async with watching([self._beat], SystemClock()):  # requests may take minutes to finish
+                await drain(shutdown, self._launch, workers.read())
         finally:
             ready.cancel()
         report("Stopped.")
@@ -200,7 +211,8 @@ class Serving:
         arbiter.reap_on_sigchld()
         link = self._prepared.supervised_fleet.link if self._prepared.supervised_fleet else None
         if link:
-            link.confirm_running(self._launch.runtime_dir / SUCCESSOR_FILE)
+            heartbeat = self._heartbeats.path(SERVE_HEARTBEAT)
+            link.confirm_running(self._launch.runtime_dir / SUCCESSOR_FILE, heartbeat, SERVE_STILL_S)
         with suppress(OSError):  # a full disk: an upgrade then says that it does not know this version
             write_own(self._launch.runtime_dir, link.arguments if link else ())
         self.is_here = True
@@ -215,19 +227,20 @@ class Serving:
 
     # -- watch -----------------------------------------------------------------------------------
 
-    def _watchdog(self, arbiter: ServeArbiter, workers: RecordedWorkers) -> Watchdog:
-        launch, servers = self._launch, self._prepared.servers
-        clock, heartbeats = SystemClock(), HeartbeatFiles.of(launch.runtime_dir)
-        processes = process_table
-        plugin = PluginWatchdog(arbiter, launch.plugin_name, heartbeats, processes, clock, report)
-        checks = [
+    async def _beat(self) -> None:
+        self._heartbeats.beat(SERVE_HEARTBEAT, CHECK_EVERY_S)
+
+    def _checks(self, arbiter: ServeArbiter, workers: RecordedWorkers) -> Sequence[Check]:
+        launch, servers, clock = self._launch, self._prepared.servers, SystemClock()
+        plugin = PluginWatchdog(arbiter, launch.plugin_name, self._heartbeats, process_table, clock, report)
+        return [
+            self._beat,
             plugin.check,
             DirectoryWatch(launch, servers, arbiter, report).check,
             FailureWatch(workers, launch.log_dir, report, self._end_by_failure).check,
             *(server.check for server in server_watches(launch, servers, arbiter, report)),
             self._service_manager.notify_alive,
         ]
-        return Watchdog(checks, clock)
 
     def _end_by_failure(self) -> None:
         """End in order with exit code 78, if the user has asked for that."""

@@ -16,11 +16,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from dynaplan.contract.absence import cause, unstartable_services
@@ -30,7 +31,7 @@ from dynaplan.fleet.plugin.stall_detection import StallDetector
 from dynaplan.fleet.readiness import RecordedWorkers
 from dynaplan.fleet.runtime_dir import ensure_link, make_private_directory, write_private
 from dynaplan.fleet.servers import ServerSpec, move_data_into_memory
-from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, Heartbeats
+from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT, Heartbeats
 from dynaplan.process.ports import Processes
 from dynaplan.util.clock import Clock
 from dynaplan.util.errors import DeploymentError
@@ -46,25 +47,28 @@ PLUGIN_STALLED_S = 20.0
 Check = Callable[[], Awaitable[None]]
 
 
-class Watchdog:
-    """Runs checks once a second until it is cancelled; one that fails is logged."""
+@asynccontextmanager
+async def watching(checks: Sequence[Check], clock: Clock) -> AsyncIterator[None]:
+    """Run the checks once a second, inside an ``async with`` block; one that fails is logged."""
 
-    def __init__(self, checks: Sequence[Check], clock: Clock) -> None:
-        self._checks = checks
-        self._clock = clock
-
-    async def run(self) -> None:
+    async def check_all() -> None:
         while True:
-            for check in self._checks:
+            for check in checks:
                 try:
                     await check()
                 except Exception:
                     log.exception("%s failed; it is tried again", getattr(check, "__qualname__", check))
-            await self._clock.sleep(CHECK_EVERY_S)
+            await clock.sleep(CHECK_EVERY_S)
+
+    task = asyncio.create_task(check_all(), name="watchdog")
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 class PluginWatchdog:
-    """Beats for ``serve``, and kills a fleet plugin that lives but does nothing."""
+    """Kills a fleet plugin that lives but does nothing."""
 
     def __init__(
         self,
@@ -83,8 +87,7 @@ class PluginWatchdog:
         self._report = report
 
     async def check(self) -> None:
-        """Beat, and end the plugin when it has not beaten for too long."""
-        self._heartbeats.beat(SERVE_HEARTBEAT, CHECK_EVERY_S)
+        """End the plugin when it has not beaten for too long."""
         for pid in list(self._arbiter.get_watcher(self._plugin_name).processes):
             overdue_s = self._stalls.overdue_s(PLUGIN_HEARTBEAT, pid)
             if overdue_s > PLUGIN_STALLED_S:

@@ -119,7 +119,7 @@ class HeartbeatFiles:
     def _create(self, name: str) -> int:
         """Create the heartbeat file, replacing another process's; return its descriptor."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        path = self._path(name)
+        path = self.path(name)
         path.unlink(missing_ok=True)
         made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         if name in self._descriptors:
@@ -130,7 +130,7 @@ class HeartbeatFiles:
     def read(self, name: str) -> Heartbeat | None:
         """The heartbeat of that process; None when it has never beaten, or what it wrote cannot be read."""
         try:
-            document = parse_object(self._path(name).read_bytes())
+            document = parse_object(self.path(name).read_bytes())
             process = ProcessIdentity.from_record(document)
             beat_s, every_s = number_field(document, "beat_s"), number_field(document, "every_s")
         except (OSError, ValueError):
@@ -138,7 +138,7 @@ class HeartbeatFiles:
         silent_s = max(0.0, time.monotonic() - beat_s)
         return Heartbeat(process, beat_s, silent_s, every_s, processes.is_alive(process))
 
-    def _path(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
         return self._directory / f"{name}.json"
 
 

@@ -6,7 +6,7 @@ process, no signal, no clock. Times are monotonic seconds.
 | state | who runs | ``arrived`` | ``ended`` | else |
 |---|---|---|---|---|
 | FIRST | the program that has put itself under the supervisor | HERE | 1, 2, 3 | |
-| HERE | one that has said that all is as before | HERE | 1, 2, 3 | |
+| HERE | one that has said that all is as before, and beats since | HERE | 1, 2, 3 | 6 |
 | AWAY | none, or one that has not said so yet; the next is started at ``start_at_s`` | HERE | 1, 3 | 4 |
 | TRIAL | the same, of another program than before (an upgrade) | HERE | 1, 5 | 5 |
 | OVER | none, and none is started any more | | | |
@@ -19,6 +19,13 @@ process, no signal, no clock. Times are monotonic seconds.
 4. Nobody has been here for the grace: ``is_grace_over``, and everything ends.
 5. It ended, could not be started, or took ``TRIAL_S`` (half of the grace at most): AWAY with the command of
    before, at once. The grace goes on from where the trial began.
+6. Its heartbeat has not moved at ``STILL_CHECKS`` looks in a row, within ``still_s``: it ``is_still``, and is
+   killed, which is 3. Looks are counted and not seconds, so that a supervisor that stood still itself, with
+   the whole machine, accuses nobody. A program whose heartbeat cannot be read is not judged.
+
+The supervisor watches ``serve``, ``serve`` its fleet plugin (``fleet/watchdog.py``), the plugin the workers
+and planners (``fleet/plugin/stall_detection.py``), and a worker its engine (``EngineWatchdog``): nobody is
+watched by what it watches. How a worker ends is ``graph/lifecycle.py``'s table.
 
 The example that surprises: a program that is killed in the midst of its start (FIRST, or AWAY) is away since
 the *last* one was here, not since this one ended, so that a crash loop cannot renew the grace for ever.
@@ -28,7 +35,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 FIRST, HERE, AWAY, TRIAL, OVER = "first", "here", "away", "trial", "over"
 
@@ -51,6 +58,10 @@ TRIAL_S = 60.0
 """Longest time for another program to be here, at most half of the grace; then the one before is started."""
 
 
+STILL_CHECKS = 6
+"""Looks at a heartbeat that does not move, after which the program stands still."""
+
+
 class IllegalMove(Exception):
     """A move that the table does not have: a fault of the supervisor."""
 
@@ -71,6 +82,10 @@ class ProgramLife:
         self._grace_s = grace_s
         self._here_since_s = 0.0
         self._pause_s = 0.0
+        self._still_s = 0.0
+        self._look_at_s = 0.0
+        self._beat = 0
+        self._missed = 0
 
     @property
     def is_awaited(self) -> bool:
@@ -94,14 +109,29 @@ class ProgramLife:
         return 0.0 if self.state == FIRST else now_s - self.away_since_s
 
     def due_at_s(self, *, is_running: bool) -> float:
-        """Return when something is to be done of which no event tells, while a program is awaited."""
+        """Return when something is to be done of which no event tells; infinite for never."""
+        if not self.is_awaited:
+            return self._look_at_s if self.state == HERE and self._still_s else float("inf")
         end_s = self.trial_ends_s if self.is_on_trial else self.away_since_s + self._grace_s
         return end_s if is_running else min(end_s, self.start_at_s)
 
-    def arrived(self, now_s: float) -> None:
-        """The program says that all is as before."""
+    def arrived(self, now_s: float, still_s: float = 0.0) -> None:
+        """The program says that all is as before; without a heartbeat for ``still_s`` it stands still."""
         self._move(HERE)
         self._here_since_s, self.fallback_command = now_s, ()
+        self._still_s, self._look_at_s, self._missed = still_s, now_s, 0
+
+    def is_still(self, now_s: float, read_beat: Callable[[], int]) -> bool:
+        """Tell whether a program that is here does nothing any more (case 6); looks only when it is time.
+
+        ``read_beat`` returns a number that each beat changes, 0 where it cannot be read.
+        """
+        if now_s < self.due_at_s(is_running=True) or self.is_awaited:
+            return False
+        beat = read_beat()
+        self._missed = self._missed + 1 if beat and beat == self._beat else 0
+        self._beat, self._look_at_s = beat, now_s + self._still_s / STILL_CHECKS
+        return self._missed >= STILL_CHECKS
 
     def ended(self, now_s: float, *, is_meant: bool, successor: Sequence[str] = ()) -> None:
         """The program has ended; ``is_meant``: by itself, or by a signal to end."""

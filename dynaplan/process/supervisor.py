@@ -29,10 +29,11 @@ answered at once:
   one, has pairs: a file, and a text that it must hold to be removed.
 - ``("hello",)``: answer ``("held", [(name, pid), ...], [kept name, ...], seconds without a program)``, with
   the kept descriptors.
-- ``("here", path)``, when all is as before: answer ``("ok",)``. Where a program that was killed (SIGKILL) has
-  left that file, its words, each but the last with a NUL behind it, are the command to start in its place. It
-  is on trial until it says that it is here: when it ends before, or takes TRIAL_S seconds, the command of
-  before is started again.
+- ``("here", path, heartbeat, seconds)``, when all is as before: answer ``("ok",)``. The program writes into
+  the file ``heartbeat`` from now on, and is killed when it has not for so many seconds. Where a program that
+  was killed (SIGKILL) has left the file ``path``, its words, each but the last with a NUL behind it, are the
+  command to start in its place. It is on trial until it says that it is here: when it ends before, or takes
+  TRIAL_S seconds, the command of before is started again.
 - ``("fork server",)``, with a file that describes one: workers are forked from now on, as
   ``fork_server.py`` says, until another program is started; answer ``("ok",)``.
 
@@ -113,7 +114,7 @@ class Supervisor:
         self, command: Sequence[str], program: int, descriptor: int, grace_s: float, drain_s: float
     ) -> None:
         self._life = ProgramLife(command, grace_s, time.monotonic())
-        self._next_path = ""
+        self._next_path = self._beat_path = ""
         self._program = program
         self._grace_s = grace_s
         self._drain_s = drain_s
@@ -154,6 +155,9 @@ class Supervisor:
                 try_write_line("serve does not end: it is killed, and everything ends.")
                 return self._end_in_order(_signal.SIGKILL)
             now_s = time.monotonic()
+            if not self._stop_signals and life.is_still(now_s, self._read_beat):
+                try_write_line("serve stands still: it is killed.")
+                os.kill(self._program, _signal.SIGKILL)
             if self._program == 0 and now_s >= life.start_at_s:
                 self._start_program()
             if life.is_on_trial and self._program and now_s >= life.trial_ends_s:
@@ -167,6 +171,13 @@ class Supervisor:
             return False
         is_late = time.monotonic() >= self._stop_by_s
         return is_late or len(self._stop_signals) > 2 or is_stopped(self._program)
+
+    def _read_beat(self) -> int:
+        """Return when the program has last written its heartbeat, in ns; 0 where that is not known."""
+        try:
+            return os.stat(self._beat_path).st_mtime_ns
+        except OSError:
+            return 0
 
     def _is_grace_over(self) -> bool:
         """Tell whether everything is to end without the program, and say so when it did not come back."""
@@ -234,9 +245,10 @@ class Supervisor:
 
     def _due_s(self) -> float | None:
         """Return the seconds until something is to be done without being asked; None for never."""
-        if not self._life.is_awaited:
-            return self._stop_by_s - time.monotonic() if self._stop_signals else None
-        return self._life.due_at_s(is_running=self._program != 0) - time.monotonic()
+        due_s = self._life.due_at_s(is_running=self._program != 0)
+        if self._stop_signals and not self._life.is_awaited:
+            due_s = self._stop_by_s
+        return None if due_s == float("inf") else due_s - time.monotonic()
 
     def _wait(self, most_s: float | None) -> None:
         if self._signals:
@@ -350,17 +362,17 @@ class Supervisor:
             elif what == "remove":
                 self._paths, self._marked = message[1], (message[2] if len(message) > 2 else ())
             elif what == "here":
-                self._record_arrival(message[1])
+                self._record_arrival(*message[1:])
             elif what == "fork server":
                 self._have_fork_server(descriptors[0])
             self._post(("ok",))
 
-    def _record_arrival(self, next_path: str) -> None:
+    def _record_arrival(self, next_path: str, beat_path: str = "", still_s: float = 0.0) -> None:
         if self._life.is_awaited:
             for number in self._stop_signals:  # not passed on yet: they came while it was being started
                 os.kill(self._program, number)
-        self._life.arrived(time.monotonic())
-        self._next_path = next_path
+        self._life.arrived(time.monotonic(), still_s)
+        self._next_path, self._beat_path = next_path, beat_path
 
     def _drop(self, name: str) -> None:
         if name in self._kept:

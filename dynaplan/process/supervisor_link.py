@@ -171,12 +171,13 @@ class SupervisorLink:
         names = [*map(str, paths), *(f"{path}/" for path in if_empty)]
         self._ask(("remove", names, [(str(path), text) for path, text in marked]))
 
-    def confirm_running(self, successor: Path) -> None:
+    def confirm_running(self, successor: Path, heartbeat: Path, still_s: float) -> None:
         """Say that all is as before: from now on an exit of this program is the end of everything.
 
-        ``successor`` is the file for the command of another program that is to take this one's place.
+        ``successor`` is the file for the command of another program that is to take this one's place. This
+        one writes into the file ``heartbeat``; after ``still_s`` seconds without it is killed.
         """
-        self._ask(("here", str(successor)))
+        self._ask(("here", str(successor), str(heartbeat), still_s))
 
     def poll(self, *, waits: bool = False) -> None:
         """Take note of processes that have ended; with ``waits``, of the next one at least."""

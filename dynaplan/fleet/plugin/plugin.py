@@ -28,7 +28,7 @@ from dynaplan.fleet.plugin.key_persistence import KeyPersistence
 from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.reconciler import RESYNC_S, Reconciler
-from dynaplan.fleet.plugin.stall_detection import HealthPoll, ServeWatchdog, StallDetector
+from dynaplan.fleet.plugin.stall_detection import HealthPoll, StallDetector
 from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.fleet.plugin.termination import Termination
 from dynaplan.fleet.startup_times import StartupTimesFile
@@ -69,12 +69,6 @@ async def open_fleet(launch: Launch, ports: FleetPorts, wake: asyncio.Event) -> 
         link.follow_demand()
     reconciler = Reconciler(launch, ports, statefile, link, termination, found, wake, models)
     return OpenFleet(reconciler, KeyPersistence(link, statefile, ports.terminal, ports.wall_clock), link)
-
-
-def serve_watchdog(launch: Launch, ports: FleetPorts) -> ServeWatchdog:
-    return ServeWatchdog(
-        ports.heartbeats, launch.arbiter, ports.processes, ports.clock, ports.terminal.report
-    )
 
 
 async def _present(statefile: Statefile, ports: FleetPorts) -> tuple[Worker, ...]:
@@ -125,7 +119,6 @@ class ReconcilerPlugin(CircusPlugin):
     async def _run(self) -> None:
         launch = Launch.from_json((Path(os.environ["DYNAPLAN_RUNTIME_DIR"]) / LAUNCH_FILE).read_text())
         ports = self._ports(launch)
-        self._tasks.spawn(serve_watchdog(launch, ports).run(), "serve watchdog")
         fleet = await open_fleet(launch, ports, self._wake)
         self._reconciler = reconciler = fleet.reconciler
         log.info("reconciling %d workers", len(reconciler.workers))

@@ -1,11 +1,9 @@
 """Detecting processes that run and do nothing.
 
 1. ``StallDetector``: processes of dynaplan's own, whose heartbeat does not move.
-2. ``ServeWatchdog``: ``serve`` itself, by that heartbeat. Its supervisor starts another one when it was
-   killed.
-3. ``HealthPoll``: workers, which are asked for their health beside the reconciler's passes.
+2. ``HealthPoll``: workers, which are asked for their health beside the reconciler's passes.
 
-All count seconds in which this process went on itself, so that a machine that stood still accuses nobody
+Both count seconds in which this process went on itself, so that a machine that stood still accuses nobody
 (docs/decisions/0017).
 """
 
@@ -16,16 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from dynaplan.http.probe import get_health
-from dynaplan.process.heartbeats import SERVE_HEARTBEAT, Heartbeats
-from dynaplan.process.identity import ProcessIdentity
-from dynaplan.process.ports import Processes
+from dynaplan.process.heartbeats import Heartbeats
 from dynaplan.util.clock import Clock
 
 MAX_STEP_S = 2.0
 """The most that one poll adds to a silence, in seconds: a detector that stood still itself accuses nobody."""
-
-SERVE_STALLED_S = 60.0
-"""Silence beyond its interval after which ``serve`` is killed, in seconds: its children go on running."""
 
 HEALTH_POLL_S = 1.0
 """Time between two questions to a worker, and the longest time for an answer."""
@@ -61,44 +54,6 @@ class StallDetector:
         silence.seconds += min(now_s - silence.polled_s, MAX_STEP_S)
         silence.polled_s = now_s
         return max(0.0, silence.seconds - heartbeat.every_s)
-
-
-class ServeWatchdog:
-    """Kills a ``serve`` that hangs, or that somebody has stopped (SIGSTOP); only one under a supervisor.
-
-    ``supervisor`` is the process that stands for the arbiter: without a supervisor that is ``serve`` itself.
-    """
-
-    def __init__(
-        self,
-        heartbeats: Heartbeats,
-        supervisor: ProcessIdentity,
-        processes: Processes,
-        clock: Clock,
-        report: Callable[[str], None],
-    ) -> None:
-        self._heartbeats = heartbeats
-        self._supervisor = supervisor
-        self._processes = processes
-        self._clock = clock
-        self._stalls = StallDetector(heartbeats, clock)
-        self._report = report
-
-    async def run(self) -> None:
-        """Check for as long as this process lives."""
-        while True:
-            self.check()
-            await self._clock.sleep(MAX_STEP_S)
-
-    def check(self) -> None:
-        """Kill ``serve`` when it has not beaten for too long."""
-        heartbeat = self._heartbeats.read(SERVE_HEARTBEAT)
-        if heartbeat is None or heartbeat.process == self._supervisor:
-            return
-        overdue_s = self._stalls.overdue_s(SERVE_HEARTBEAT, heartbeat.process.pid)
-        if overdue_s > SERVE_STALLED_S and heartbeat.is_alive:
-            self._report(f"serve stands still ({overdue_s:.0f} s): it is killed, and starts again.")
-            self._processes.kill(heartbeat.process)
 
 
 class HealthPoll:

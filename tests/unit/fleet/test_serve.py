@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +34,8 @@ class EndedInDestructor:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_that_python_loses_before_serving_ends_it_before_anything_has_begun() -> None:
-    prepared: Any = SimpleNamespace(launch=None)  # the first thing to begin would miss everything else
+    launch = SimpleNamespace(runtime_dir=Path("/nowhere"))
+    prepared: Any = SimpleNamespace(launch=launch)  # the first thing to begin would miss everything else
     interruption = Interruption()
     interruption.handle_signals()
     EndedInDestructor()

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-
-import pytest
-
-from dynaplan.fleet.plugin.stall_detection import ServeWatchdog, StallDetector
+from dynaplan.fleet.plugin.stall_detection import StallDetector
 from dynaplan.process.heartbeats import Heartbeat
 from dynaplan.process.identity import ProcessIdentity
 from tests.fakes.clock import ManualClock
@@ -55,21 +50,3 @@ def test_a_process_that_has_never_beaten_is_not_judged() -> None:
     box = Box()
     box.beat_s = 0.0
     assert box.after(60) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("supervisor", "killed"), [(6, [7]), pytest.param(7, [], id="there is no supervisor to start it again")]
-)
-async def test_a_serve_that_stands_still_for_a_minute_is_killed_for_its_supervisor_to_start_it_again(
-    supervisor: int, killed: list[int]
-) -> None:
-    box, seen, reported = Box(), set[int](), list[str]()
-    processes = SimpleNamespace(kill=lambda process: seen.add(process.pid))
-    identity = ProcessIdentity(supervisor, 1, "boot")
-    watchdog = ServeWatchdog(box, identity, cast(Any, processes), box.clock, reported.append)
-    for elapsed_s in range(70):
-        watchdog.check()
-        box.clock.advance(1.0)
-        assert not seen or elapsed_s > 60
-    assert sorted(seen) == killed
-    assert bool(reported) == bool(killed)

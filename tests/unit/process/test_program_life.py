@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 
 from dynaplan.process.program_life import (
@@ -141,3 +145,39 @@ def test_every_state_has_its_row_on_the_page() -> None:
 
     page = module.__doc__ or ""
     assert all(f"| {state.upper()} |" in page for state in MOVES)
+
+
+def seconds_until_still(life: ProgramLife, beats: Callable[[float], int], step_s: float = 1.0) -> float:
+    """Look every ``step_s`` for two minutes; the time at which it stands still, or infinity."""
+    now_s = 1.0
+    while now_s < 121.0:
+        if life.is_still(now_s, partial(beats, now_s)):
+            return now_s - 1.0
+        now_s += step_s
+    return math.inf
+
+
+def test_a_program_without_a_heartbeat_for_its_time_stands_still() -> None:
+    life = life_in(FIRST)
+    life.arrived(1.0, still_s=60.0)
+    assert seconds_until_still(life, lambda now_s: 7) == 60.0
+    life.arrived(1.0, still_s=60.0)
+    assert seconds_until_still(life, lambda now_s: int(now_s)) == math.inf
+
+
+def test_a_supervisor_that_stood_still_itself_accuses_nobody() -> None:
+    life = life_in(FIRST)
+    life.arrived(1.0, still_s=60.0)
+    assert seconds_until_still(life, lambda now_s: 7, step_s=100.0) == math.inf
+
+
+@pytest.mark.parametrize(("still_s", "beat"), [(60.0, 0), (0.0, 7)])
+def test_a_program_without_a_heartbeat_that_can_be_read_is_not_judged(still_s: float, beat: int) -> None:
+    life = life_in(FIRST)
+    life.arrived(1.0, still_s)
+    assert seconds_until_still(life, lambda now_s: beat) == math.inf
+
+
+@pytest.mark.parametrize("state", [FIRST, AWAY, TRIAL])
+def test_one_that_is_not_here_yet_is_judged_by_the_grace_alone(state: str) -> None:
+    assert seconds_until_still(life_in(state), lambda now_s: 7) == math.inf

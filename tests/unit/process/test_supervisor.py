@@ -66,7 +66,8 @@ if what == "waits" and not is_first:
         time.sleep(0.01)
     (own / "asks").touch()
 if what != "starting":
-    link.confirm_running(own / "successor")
+    (own / "beat").write_text(str(os.getpid()))
+    link.confirm_running(own / "successor", own / "beat", 0.6 if what == "stands still" else 60.0)
 say = {"me": os.getpid(), "supervisor": link.supervisor_pid, "pids": pids, "text": text}
 say["away_s"] = found.away_s
 say |= {"what": what, "is_trial": link.is_trial, "variable": os.environ.get("OF_THE_OTHER", "")}
@@ -80,6 +81,7 @@ if what == "exit":
     sys.exit(5)
 while not ends:
     time.sleep(0.01)
+    (own / "beat").touch()
     link.poll()
 print(json.dumps(ends), flush=True)
 time.sleep(600)
@@ -273,6 +275,17 @@ def test_a_stopped_program_cannot_keep_everything_from_ending_in_order(
     assert (tmp_path / "drained").read_text().split() == ["one", "two"]
     assert not (tmp_path / "marked").exists()
     assert (tmp_path / "another's").exists()
+
+
+def test_a_program_whose_heartbeat_stops_is_killed_and_comes_back_to_what_it_had_started(
+    program: Program,
+) -> None:
+    process = program("stands still")
+    first = said(process)
+    freeze(first["me"])
+    second = said(process)
+    assert second["me"] != first["me"]
+    assert second["pids"] == {name: first["pids"][name] for name in ("one", "two")}
 
 
 def test_a_program_that_takes_its_time_is_killed_by_the_third_signal(

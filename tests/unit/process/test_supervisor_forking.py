@@ -32,7 +32,7 @@ argv = [sys.executable, "-m", "lives", name, str(link.supervisor_pid)]
 pids[name] = link.spawn(name, 0, argv, own, {**os.environ, "OWN_VERSION": version}, (0, 1, 2))
 sleep = guard_command(["sleep", "600"], link.supervisor_pid)
 own_pid = link.spawn("own", PROGRAM_STAGE, sleep, own, dict(os.environ), (0, 1, 2))
-link.confirm_running(pathlib.Path(own, "successor"))
+link.confirm_running(pathlib.Path(own, "successor"), pathlib.Path(own, "beat"), 60.0)
 say = {"me": os.getpid(), "supervisor": link.supervisor_pid, "pids": pids, "own": own_pid}
 print(json.dumps(say), flush=True)
 if sys.stdin.readline() == "make way\\n":
