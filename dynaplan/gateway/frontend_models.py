@@ -16,9 +16,10 @@ from msgspec import structs
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
+from dynaplan.contract.model_keys import ModelReport
 from dynaplan.gateway.keys.keyring import KeyHolder
 from dynaplan.gateway.kv_routing.router_inputs import FrontendRouterInputs
-from dynaplan.gateway.model_documents import LLAMA_CPP_STATUS
+from dynaplan.gateway.model_documents import LLAMA_CPP_STATUS, status_document
 from dynaplan.gateway.model_queue import ModelQueue
 from dynaplan.gateway.ollama_api import LATEST
 from dynaplan.gateway.openai_api import ApiError, Call, nested_too_deep
@@ -27,7 +28,7 @@ from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.stalled_workers import StalledWorkers
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.models.files.imported_model import MatchRule, RequestFilters
-from dynaplan.models.model import ModelState, ModelStatus
+from dynaplan.models.model import ModelState
 from dynaplan.routing.routing_logic import KV_MODE
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance, is_loopback
@@ -96,14 +97,22 @@ class FrontendModel:
         return {name: value for name, value in said.items() if value}
 
     @property
-    def status(self) -> ModelStatus:
-        """Its state, and why, as the fleet plugin reports it; without a queue by whether it has a worker."""
+    def report(self) -> ModelReport | None:
+        """What the fleet plugin says of it last; None where it is not loaded on request, or not said yet."""
+        return self.queue.report if self.queue else None
+
+    @property
+    def state(self) -> ModelState:
+        """Its state by the report; where it is not loaded on request, by whether it has a worker."""
         if self.queue is None:
-            state = ModelState.READY if self.router.instances else ModelState.UNLOADED
-            return ModelStatus(self.name, state)
-        report = self.queue.report
-        known = (each for each in ModelState if report and report.state == each.value)
-        return ModelStatus(self.name, next(known, ModelState.UNLOADED), reason=report.why if report else "")
+            return ModelState.READY if self.router.instances else ModelState.UNLOADED
+        known = (each for each in ModelState if self.report and self.report.state == each.value)
+        return next(known, ModelState.UNLOADED)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Its ``status`` in llama.cpp's words."""
+        return status_document(self.state, self.report.why if self.report else "")
 
     def addressed(self, call: Call) -> Call:
         """Return the call as the workers get it: under the name that they know, with its parameters.
@@ -217,7 +226,7 @@ class FrontendModels:
                 "object": "model",
                 "created": created_s,
                 "owned_by": "dynaplan",
-                **({"status": {"value": LLAMA_CPP_STATUS[each.status.state]}} if each.queue else {}),
+                **({"status": {"value": LLAMA_CPP_STATUS[each.state]}} if each.queue else {}),
                 **each.shown(),
             }
             for name, each in sorted(

@@ -127,7 +127,7 @@ class LlamaSwapApi:
                 "id": each.name,
                 "name": each.display_name,
                 "description": each.description,
-                "state": model_documents.LLAMA_SWAP_STATE.get(each.status.state, "stopped"),
+                "state": model_documents.LLAMA_SWAP_STATE.get(each.state, "stopped"),
                 "unlisted": each.is_unlisted,
                 "peerID": "",
                 "aliases": list(each.aliases),

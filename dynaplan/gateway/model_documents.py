@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dynaplan.models.model import ModelState, ModelStatus
+from dynaplan.models.model import ModelState
 
 LLAMA_CPP_STATUS: Mapping[ModelState, str] = {
     ModelState.UNLOADED: "unloaded",
@@ -38,25 +38,29 @@ LLAMA_SWAP_STATE: Mapping[ModelState, str] = {
 STATUS_CHANGE = "status_change"
 
 
-def status_document(status: ModelStatus) -> dict[str, Any]:
-    """Return llama.cpp's ``status`` of a model."""
-    document: dict[str, Any] = {"value": LLAMA_CPP_STATUS[status.state]}
-    if status.state is ModelState.FAILED:
-        document |= {"failed": True, "reason": status.reason}
+def status_document(state: ModelState, why: str = "") -> dict[str, Any]:
+    """Return llama.cpp's ``status`` of a model; ``why`` is the reason of a failure."""
+    document: dict[str, Any] = {"value": LLAMA_CPP_STATUS[state]}
+    if state is ModelState.FAILED:
+        document |= {"failed": True, "reason": why}
     return document
 
 
 def model_entry(
-    status: ModelStatus, aliases: Iterable[str], created_unix_s: int, shown: Mapping[str, Any]
+    name: str,
+    status: Mapping[str, Any],
+    aliases: Iterable[str],
+    created_unix_s: int,
+    shown: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return a model's entry in ``/models``; ``shown`` is what its owner says of it."""
     return {
-        "id": status.name,
+        "id": name,
         "object": "model",
         "created": created_unix_s,
         "owned_by": "dynaplan",
         "aliases": sorted(aliases),
-        "status": status_document(status),
+        "status": status,
         **shown,
     }
 
@@ -64,11 +68,12 @@ def model_entry(
 class RunningModel(NamedTuple):
     """A model as llama-swap's ``/running`` tells of it; ``url`` is that of its server, empty for others."""
 
-    status: ModelStatus
+    name: str
+    state: ModelState
     command: str
     url: str
     ttl_s: float
-    name: str
+    display_name: str
     description: str
 
 
@@ -76,24 +81,22 @@ def running_document(models: Iterable[RunningModel]) -> dict[str, Any]:
     """Return llama-swap's ``/running``: each model that has a worker, with its ttl in seconds."""
     running = [
         {
-            "model": each.status.name,
-            "state": LLAMA_SWAP_STATE[each.status.state],
+            "model": each.name,
+            "state": LLAMA_SWAP_STATE[each.state],
             "cmd": each.command,
             "proxy": each.url,
             "ttl": round(each.ttl_s),
-            "name": each.name,
+            "name": each.display_name,
             "description": each.description,
         }
         for each in models
-        if each.status.state in LLAMA_SWAP_STATE
+        if each.state in LLAMA_SWAP_STATE
     ]
     return {"running": running}
 
 
-def change_events(before: Iterable[ModelStatus], after: Iterable[ModelStatus]) -> bytes:
-    """Return the events of ``/models/sse`` for what has changed between two looks."""
-    known = {each.name: status_document(each) for each in before}
-    found = {each.name: status_document(each) for each in after}
-    changed = [name for name, status in found.items() if known.get(name) != status]
-    events = [{"model": name, "event": STATUS_CHANGE, "data": {"status": found[name]}} for name in changed]
+def change_events(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """Return the events of ``/models/sse`` for what has changed between two looks at each ``status``."""
+    changed = [name for name, status in after.items() if before.get(name) != status]
+    events = [{"model": name, "event": STATUS_CHANGE, "data": {"status": after[name]}} for name in changed]
     return b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events)

@@ -32,6 +32,7 @@ from dynaplan.gateway.request_bodies import MAX_INLINE_PARSE_BYTES, BodyShare
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.http.messages import Answering, Request, Response, WholeBody
 from dynaplan.http.server import Handler
+from dynaplan.models.model import LOADED
 from dynaplan.store.port import KeyValueStore
 
 EVENTS_POLL_S = 0.2
@@ -116,7 +117,7 @@ class ModelRoutes:
 
     async def _list(self, request: Request) -> Response:
         data = [
-            model_documents.model_entry(each.status, each.aliases, self._created_s, each.shown())
+            model_documents.model_entry(each.name, each.status, each.aliases, self._created_s, each.shown())
             for each in self._usable(request)
             if not each.is_unlisted
         ]
@@ -140,7 +141,7 @@ class ModelRoutes:
     async def _unload_all(self, request: Request) -> Response:
         self._check_admin(request)
         for model in self._models.all:
-            if model.status.is_loaded and not _is_pinned(model):
+            if model.state in LOADED and not _is_pinned(model):
                 await self._put_away(model)
         return Response.text("OK")
 
@@ -176,11 +177,11 @@ class ModelRoutes:
         models = self._usable(request)
         connection = request.connection
         connection.start_stream(request, _STREAM)
-        before = [each.status for each in models]
-        await connection.write(model_documents.change_events([], before))
+        before = {each.name: each.status for each in models}
+        await connection.write(model_documents.change_events({}, before))
         while True:
             await asyncio.sleep(EVENTS_POLL_S)
-            after = [each.status for each in models]
+            after = {each.name: each.status for each in models}
             if events := model_documents.change_events(before, after):
                 await connection.write(events)
             before = after
@@ -200,7 +201,7 @@ class ModelRoutes:
 
     async def _ps(self, request: Request) -> Response:
         words = model_documents.LLAMA_CPP_STATUS
-        loaded = [each for each in self._usable(request) if words[each.status.state] in ("loaded", "loading")]
+        loaded = [each for each in self._usable(request) if words[each.state] in ("loaded", "loading")]
         named = [(name, each) for each in loaded for name in _own(each)]
         return Response.json(ollama_api.ps_document(await self._describe(named)))
 
@@ -317,7 +318,7 @@ def get_has_side_effects(path: str) -> bool:
 
 
 def _is_pinned(model: FrontendModel) -> bool:
-    return bool(model.queue and model.queue.report and model.queue.report.is_pinned)
+    return bool(model.report and model.report.is_pinned)
 
 
 def _ttl_s(model: FrontendModel) -> float:
@@ -327,7 +328,8 @@ def _ttl_s(model: FrontendModel) -> float:
 def _running(model: FrontendModel) -> RunningModel:
     url = next((each.engine_url for each in model.router.instances), "")
     return RunningModel(
-        model.status, model.command, url, _ttl_s(model), model.display_name, model.description
+        *(model.name, model.state, model.command, url, _ttl_s(model)),
+        *(model.display_name, model.description),
     )
 
 
@@ -337,7 +339,7 @@ def _own(model: FrontendModel) -> list[str]:
 
 def _described(name: str, model: FrontendModel, facts: ModelFacts) -> OllamaModel:
     card = next(iter(model.cards), {})
-    report = model.queue.report if model.queue else None
+    report = model.report
     context = card.get("context_tokens")
     leaves_unix_s = report.leaves_unix_s if report else 0.0
     return OllamaModel(

@@ -10,7 +10,7 @@ from dynaplan.gateway.model_documents import (
     running_document,
     status_document,
 )
-from dynaplan.models.model import ModelState, ModelStatus
+from dynaplan.models.model import ModelState
 
 
 def test_every_state_has_a_word_of_llama_cpps() -> None:
@@ -19,12 +19,15 @@ def test_every_state_has_a_word_of_llama_cpps() -> None:
 
 
 def test_a_failed_model_says_why() -> None:
-    failed = ModelStatus("a", ModelState.FAILED, reason="out of memory")
-    assert status_document(failed) == {"value": "unloaded", "failed": True, "reason": "out of memory"}
+    assert status_document(ModelState.FAILED, "out of memory") == {
+        "value": "unloaded",
+        "failed": True,
+        "reason": "out of memory",
+    }
 
 
 def test_a_model_is_listed_with_its_status_and_aliases() -> None:
-    assert model_entry(ModelStatus("a", ModelState.LOADING), ["c", "b"], 7, {"name": "A"}) == {
+    assert model_entry("a", {"value": "loading"}, ["c", "b"], 7, {"name": "A"}) == {
         "id": "a",
         "object": "model",
         "created": 7,
@@ -37,8 +40,7 @@ def test_a_model_is_listed_with_its_status_and_aliases() -> None:
 
 def test_running_models_are_those_with_a_worker_in_llama_swaps_words() -> None:
     states = [
-        RunningModel(ModelStatus(state.value, state), "serve", "http://here", 60.0, "A", "a model")
-        for state in ModelState
+        RunningModel(state.value, state, "serve", "http://here", 60.0, "A", "a model") for state in ModelState
     ]
     running = running_document(states)["running"]
     assert {each["model"]: each["state"] for each in running} == {
@@ -59,8 +61,9 @@ def test_running_models_are_those_with_a_worker_in_llama_swaps_words() -> None:
 
 
 def test_a_change_of_a_model_is_an_event() -> None:
-    before = [ModelStatus("a"), ModelStatus("b")]
-    after = [ModelStatus("a", ModelState.LOADING), ModelStatus("b")]
+    unloaded = status_document(ModelState.UNLOADED)
+    before = {"a": unloaded, "b": unloaded}
+    after = {"a": status_document(ModelState.LOADING), "b": unloaded}
     events = [
         json.loads(each.removeprefix(b"data: "))
         for each in change_events(before, after).split(b"\n\n")
