@@ -25,8 +25,9 @@ from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.config.settings.models import (
     PREFILL_POOL_OPTIONS,
     OnDemandSettings,
-    PrefillPool,
     ServedModel,
+    WorkerPool,
+    prefill_pool_name,
 )
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.worker import SIMULATED, Resources
@@ -57,9 +58,8 @@ def served_models(config: Mapping[str, Mapping[str, Any]]) -> tuple[ServedModel,
                 settings = _on_demand(name, entries[name], common, planned.get(name))
                 pool = None
                 if name in prefill:
-                    pool = PrefillPool(
-                        prefill[name], _prefill_settings(name, entries[name], settings, planned)
-                    )
+                    own = _prefill_settings(name, entries[name], settings, planned)
+                    pool = WorkerPool(prefill_pool_name(name), prefill[name], name, own, is_prefill=True)
                 models.append(ServedModel(name, component, settings, pool))
     _check_names(models)
     return tuple(models)

@@ -5,29 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dynaplan.config.settings.models import OnDemandSettings, ServedModel
+from dynaplan.config.settings.models import ServedModel, WorkerPool
 from dynaplan.models.model import ModelPolicies, ModelPolicy
-from dynaplan.models.rules.replicas import prefill_pool_name
-
-
-@dataclass(frozen=True)
-class WorkerPool:
-    """The decode workers of a model, which have its name, or its prefill workers: of one component."""
-
-    name: str
-    component: str
-    model: str
-    settings: OnDemandSettings
-    is_prefill: bool = False
-
-
-def pools_of(model: ServedModel) -> tuple[WorkerPool, ...]:
-    """Return the pools of a model, the decode workers first."""
-    decode = WorkerPool(model.name, model.component, model.name, model.settings)
-    if (own := model.prefill) is None:
-        return (decode,)
-    name = prefill_pool_name(model.name)
-    return decode, WorkerPool(name, own.component, model.name, own.settings, is_prefill=True)
 
 
 @dataclass(frozen=True)
@@ -46,7 +25,7 @@ class DeployedModels:
 
     @cached_property
     def pools(self) -> tuple[WorkerPool, ...]:
-        return tuple(pool for each in self.models for pool in pools_of(each))
+        return tuple(pool for each in self.models for pool in each.pools)
 
     @cached_property
     def components(self) -> dict[str, str]:

@@ -142,6 +142,26 @@ class ModelPolicies:
 
 
 @dataclass(frozen=True)
+class Learnt:
+    """What earlier loads and uses of a model have told; it is kept in the statefile.
+
+    - ``memory_bytes``: what a worker held on each device when it was last ready, 0 before the first load
+    - ``load_s``: how long its last load took, 0 before the first; waking is not a load
+    - ``failed_memory_bytes``: the most memory on a device with which a load has failed for want of memory
+    - ``last_use_unix_s``, ``ready_unix_s``: when it was last used, and last became ready
+    """
+
+    memory_bytes: int = 0
+    load_s: float = 0.0
+    failed_memory_bytes: int = 0
+    last_use_unix_s: float = 0.0
+    ready_unix_s: float = 0.0
+
+
+NOTHING_LEARNT = Learnt()
+
+
+@dataclass(frozen=True)
 class ModelStatus:
     """One model at one moment, by the worker that stays longest; or a further worker of it.
 
@@ -159,9 +179,7 @@ class ModelStatus:
     - ``keep_alive_s``: takes the place of ``ttl_s``, by the last request (Ollama); 0 is at once, inf never
     - ``held_bytes``: the memory of its worker by device, as the driver sees it now; empty where it cannot
     - ``placed_on``: the devices that its worker was given, empty without one
-    - ``measured_bytes``: what it held on each device when it was last ready, 0 before the first load
-    - ``measured_load_s``: how long its last load took, 0 before the first; waking is not a load
-    - ``failed_memory_bytes``: the most memory on a device with which a load has failed for want of memory
+    - ``learnt``: what earlier loads have told of it
     - ``sleep_level``: the level at which it sleeps, or will when it has drained; empty: it will be gone
     - ``has_failed_to_sleep``: its last sleep failed; it is not put to sleep again
     - ``sleep_failure``: why its worker cannot be put to sleep, or woken; empty where nothing is wrong
@@ -186,9 +204,7 @@ class ModelStatus:
     keep_alive_s: float | None = None
     held_bytes: Mapping[int, int] = field(default_factory=dict)
     placed_on: tuple[int, ...] = ()
-    measured_bytes: int = 0
-    measured_load_s: float = 0.0
-    failed_memory_bytes: int = 0
+    learnt: Learnt = NOTHING_LEARNT
     sleep_level: str = ""
     has_failed_to_sleep: bool = False
     sleep_failure: str = ""
@@ -248,6 +264,11 @@ class Load:
     devices: tuple[int, ...]
     bytes_each: int
     why: str
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Its devices that are GPUs; none for the host's memory."""
+        return tuple(each for each in self.devices if each != HOST)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dynaplan.config.settings.models import ServedModel
+from dynaplan.config.settings.models import ServedModel, WorkerPool
 from dynaplan.contract.model_keys import ModelReport, PoolReport, Refusal
 from dynaplan.models.deployed import DeployedModels
 from dynaplan.models.model import HOST, Load, ModelPolicy, ModelState, ModelStatus, Refuse
 from dynaplan.models.rules.ladder import idle_until_s
 from dynaplan.models.rules.memory import assumed_bytes
-from dynaplan.models.rules.replicas import prefill_pool_name
 from dynaplan.models.step import ModelsPass, ModelsState
 
 UNWRITABLE_PATIENCE_S = 10.0
@@ -52,7 +51,7 @@ def _report(state: ModelsState, model: ServedModel, workers: Iterable[ModelStatu
         component=model.component,
         state=status.state.value,
         since_unix_s=round(moment.to_unix_s(status.since_s), 1) if is_loaded else 0.0,
-        load_s=round(status.measured_load_s or policy.estimate_load_s, 1),
+        load_s=round(status.learnt.load_s or policy.estimate_load_s, 1),
         why=_why(state, status),
         is_pinned=policy.is_pinned,
         memory_bytes=_shown_bytes(last, status),
@@ -62,22 +61,23 @@ def _report(state: ModelsState, model: ServedModel, workers: Iterable[ModelStatu
         workers=_count_workers(last, model.component),
         gpus_each=policy.devices,
         planned_workers=status.planned_workers,
-        prefill=_prefill_report(state, model, policy.prefill) if policy.prefill else None,
+        prefill=_prefill_report(state, model.prefill, policy.prefill)
+        if model.prefill and policy.prefill
+        else None,
         last_lines=status.last_lines,
         refusal=_refusal(last, model.name),
     )
 
 
-def _prefill_report(state: ModelsState, model: ServedModel, policy: ModelPolicy) -> PoolReport:
-    pool = prefill_pool_name(model.name)
-    learnt = state.learnt_of(pool)
+def _prefill_report(state: ModelsState, pool: WorkerPool, policy: ModelPolicy) -> PoolReport:
+    learnt = state.learnt_of(pool.name)
     return PoolReport(
-        workers=_count_workers(state.last, model.prefill.component if model.prefill else ""),
+        workers=_count_workers(state.last, pool.component),
         max_workers=policy.max_workers,
         gpus_each=policy.devices,
         load_s=round(learnt.load_s or policy.estimate_load_s, 1),
         memory_bytes=policy.claim_bytes or learnt.memory_bytes or policy.estimate_bytes,
-        planned_workers=state.last.statuses[model.name].planned_prefill_workers,
+        planned_workers=state.last.statuses[pool.model].planned_prefill_workers,
     )
 
 

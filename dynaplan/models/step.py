@@ -21,12 +21,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from dynaplan.config.settings.models import ServedModel
+from dynaplan.config.settings.models import ServedModel, WorkerPool
 from dynaplan.contract.model_keys import MAX_EVENTS, ModelDemand, ModelEvent, ModelOrders
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
-from dynaplan.models.deployed import DeployedModels, WorkerPool, pools_of
+from dynaplan.models.deployed import DeployedModels
 from dynaplan.models.model import (
     HOST,
+    NOTHING_LEARNT,
+    Learnt,
     Load,
     ModelPolicies,
     ModelsObservation,
@@ -42,9 +44,7 @@ from dynaplan.models.rules.turns import DEMAND_PAUSE_S
 from dynaplan.models.shared_memory import HostMemory, SharedGpus, SharedMemory
 from dynaplan.models.sleepers import Sleepers
 from dynaplan.models.workers import (
-    NOTHING_LEARNT,
     DesiredModels,
-    Learnt,
     Moment,
     desired_models,
     learn_ready,
@@ -260,7 +260,7 @@ def _planned(
     policies = _with_pins(deployed.policies, seen.orders)
     for model in deployed.models:
         first = statuses[model.name] = _as_planned(deployed, state, seen, model, statuses[model.name])
-        for pool in pools_of(model):
+        for pool in model.pools:
             statuses |= _further_workers(deployed, state, seen, pool, first)
     observation = ModelsObservation(tuple(statuses.values()), state.memory.devices)
     last = ModelsPass(seen.moment, seen.fleet, statuses, policies, plan(observation, policies, now_s))
@@ -330,7 +330,7 @@ def _as_planned(
         present = sum(each.state in COUNTS and each.state is not WorkerState.FAILED for each in own)
         return seen.planned_workers.get(pool.name, max(1, present))
 
-    decode, *prefill = map(wanted, pools_of(model))
+    decode, *prefill = map(wanted, model.pools)
     return replace(status, planned_workers=decode, planned_prefill_workers=prefill[0] if prefill else None)
 
 

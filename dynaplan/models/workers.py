@@ -25,7 +25,18 @@ from dataclasses import dataclass, field, replace
 
 from dynaplan.contract.model_keys import NO_DEMAND, ModelDemand, ModelOrder
 from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
-from dynaplan.models.model import HOST, Load, ModelState, ModelStatus, Plan, Refuse, Sleep, Unload, Wake
+from dynaplan.models.model import (
+    HOST,
+    Learnt,
+    Load,
+    ModelState,
+    ModelStatus,
+    Plan,
+    Refuse,
+    Sleep,
+    Unload,
+    Wake,
+)
 from dynaplan.models.rules.replicas import replica_name
 from dynaplan.models.sleepers import SleepProgress
 
@@ -40,32 +51,6 @@ _STATES: Mapping[WorkerState, ModelState] = {
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """What was learnt of a model: its memory on each device, its load time, what was too little.
-
-    And when it was last used, and last became ready.
-    """
-
-    memory_bytes: int = 0
-    load_s: float = 0.0
-    failed_memory_bytes: int = 0
-    last_use_unix_s: float = 0.0
-    ready_unix_s: float = 0.0
-
-
-NOTHING_LEARNT = Learnt()
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a model's next worker goes: its GPUs, none for the host's memory, and its memory on each."""
-
-    gpus: tuple[int, ...]
-    memory_bytes: int
-    why: str = ""
-
-
-@dataclass(frozen=True)
 class DesiredModels:
     """Numbers of workers by component, places of those that start, and those that leave, with the reason.
 
@@ -73,7 +58,7 @@ class DesiredModels:
     """
 
     workers: Mapping[str, int] = field(default_factory=dict)
-    placements: Mapping[str, Placement] = field(default_factory=dict)
+    placements: Mapping[str, Load] = field(default_factory=dict)
     leaving: Mapping[str, str] = field(default_factory=dict)
     to_sleep: Mapping[str, str] = field(default_factory=dict)
     to_wake: frozenset[str] = frozenset()
@@ -170,9 +155,7 @@ def model_status(
         keep_alive_s=demand.keep_alive_s,
         keep_until_s=moment.mono_s(order.keep_until_unix_s) if order.keep_until_unix_s else 0.0,
         placed_on=_devices(worker),
-        measured_bytes=learnt.memory_bytes,
-        measured_load_s=learnt.load_s,
-        failed_memory_bytes=learnt.failed_memory_bytes,
+        learnt=learnt,
         sleep_level=progress.level if progress else "",
         sleep_failure=progress.failure if progress else "",
         retry_at_s=_retry_at_s(worker),
@@ -210,7 +193,7 @@ def _is_unload_asked(order: ModelOrder, worker: Worker | None, moment: Moment) -
 def desired_models(plan: Plan, components: Mapping[str, str], fleet: Sequence[Worker]) -> DesiredModels:
     """Return the workers that carry out the plan; without an action a model's number stays."""
     workers: dict[str, int] = {}
-    placements: dict[str, Placement] = {}
+    placements: dict[str, Load] = {}
     leaving: dict[str, str] = {}
     to_sleep: dict[str, str] = {}
     to_wake: set[str] = set()
@@ -223,8 +206,7 @@ def desired_models(plan: Plan, components: Mapping[str, str], fleet: Sequence[Wo
             worker = own[number - 1] if number <= len(own) else None
             if isinstance(action, Load):
                 workers[component] += worker is None or worker.state not in COUNTS
-                gpus = tuple(device for device in action.devices if device != HOST)
-                placements[component] = Placement(gpus, action.bytes_each, action.why)
+                placements[component] = action
             elif worker is None or worker.state not in COUNTS:
                 continue
             elif isinstance(action, Unload):

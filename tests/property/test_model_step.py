@@ -84,7 +84,7 @@ def carried_out(
         number = next(index for index in range(len(own) + 1) if index not in own)
         name = f"ns_{component}_{number}" if number else f"ns_{component}"
         started = Worker(name, component, Role.DECODE, since_s=now_s, gpus=place.gpus)
-        after.append(replace(started, memory_bytes=place.memory_bytes))
+        after.append(replace(started, memory_bytes=place.bytes_each))
     return tuple(after)
 
 
@@ -126,7 +126,7 @@ def test_whoever_begins_anew_with_what_was_learnt_begins_no_load_twice(data: st.
     for component in loading & desired.placements.keys():
         assert policies[component].max_workers > 1
     given_out = sum(each.memory_bytes for each in fleet)
-    assert given_out + sum(each.memory_bytes for each in desired.placements.values()) <= GPU_BYTES
+    assert given_out + sum(each.bytes_each for each in desired.placements.values()) <= GPU_BYTES
 
 
 @given(st.data())

@@ -170,7 +170,7 @@ class FaultyBox(Box):
             worker.status = replace(
                 worker.status,
                 held_bytes=dict.fromkeys(devices, self.sizes[name]),
-                measured_bytes=self.sizes[name],
+                learnt=replace(worker.status.learnt, memory_bytes=self.sizes[name]),
             )
             return
         self.too_little[name].append(there)
@@ -182,9 +182,8 @@ class FaultyBox(Box):
         retry_at_s = self.now_s + 5
         worker = self.workers[name]
         if worker.status.state is ModelState.LOADING:
-            self._move(
-                worker, ModelState.FAILED, placed_on=(), failed_memory_bytes=there, retry_at_s=retry_at_s
-            )
+            learnt = replace(worker.status.learnt, failed_memory_bytes=there)
+            self._move(worker, ModelState.FAILED, placed_on=(), learnt=learnt, retry_at_s=retry_at_s)
 
     def _free(self, index: int) -> int:
         held = sum(each.status.held_bytes.get(index, 0) for each in self.workers.values())

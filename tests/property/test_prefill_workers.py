@@ -8,6 +8,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynaplan.config.settings.models import prefill_pool_name
 from dynaplan.models.model import (
     Device,
     Load,
@@ -21,7 +22,7 @@ from dynaplan.models.model import (
 )
 from dynaplan.models.rules.memory import has_room, need
 from dynaplan.models.rules.planning import plan
-from dynaplan.models.rules.replicas import as_replica, prefill_pool_name, replica_name, wanted_workers
+from dynaplan.models.rules.replicas import as_replica, replica_name, wanted_workers
 
 NAMES = "abc"
 ORDER = (ModelState.READY, ModelState.LOADING, ModelState.FAILED, ModelState.DRAINING)

@@ -105,12 +105,23 @@ PREFILL_POOL_OPTIONS = ("memory", "max-workers", "requests-per-worker")
 """The options above that a model's prefill workers may have of their own; the others are the model's."""
 
 
-@dataclass(frozen=True)
-class PrefillPool:
-    """The prefill workers of a model: their service, and the model's settings with those of their own."""
+def prefill_pool_name(model: str) -> str:
+    """Return the name of the model's prefill workers; its decode workers go by the name of the model."""
+    return f"{model} (prefill)"
 
+
+@dataclass(frozen=True)
+class WorkerPool:
+    """The decode workers of a model, or its prefill workers: those of one service, its ``component``.
+
+    ``settings`` are the model's, of prefill workers with those of their own.
+    """
+
+    name: str
     component: str
+    model: str
     settings: OnDemandSettings
+    is_prefill: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,9 +134,15 @@ class ServedModel:
     name: str
     component: str
     settings: OnDemandSettings = field(default_factory=OnDemandSettings)
-    prefill: PrefillPool | None = None
+    prefill: WorkerPool | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every name by which clients may ask for it."""
         return (self.name, *(self.settings.aliases or ()))
+
+    @property
+    def pools(self) -> tuple[WorkerPool, ...]:
+        """Its decode workers, and after them its prefill workers where it is disaggregated."""
+        decode = WorkerPool(self.name, self.component, self.name, self.settings)
+        return (decode, self.prefill) if self.prefill else (decode,)

@@ -33,7 +33,7 @@ from dynaplan.fleet.statefile_store import DocumentStore
 from dynaplan.fleet.watchers import worker_watcher
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.graph.model import ServiceSpec
-from dynaplan.models.workers import Learnt
+from dynaplan.models.model import Learnt
 from dynaplan.process.ports import Processes
 from dynaplan.util.errors import DynaplanError, StatefileCorrupt, StatefileUnwritable
 

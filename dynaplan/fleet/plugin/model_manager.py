@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from dynaplan.config.model_entries import models_together, served_models
 from dynaplan.config.planner import settings_of_models
-from dynaplan.config.settings.models import ServedModel
+from dynaplan.config.settings.models import ServedModel, WorkerPool
 from dynaplan.config.settings.worker import engine_of
 from dynaplan.contract.model_keys import (
     MODEL_EVENTS,
@@ -32,7 +32,7 @@ from dynaplan.fleet.plugin.host_memory import HostMemoryPoll, ReadHost, is_in_me
 from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.fleet.startup_times import StartupTimes, median_startup_s, startup_key
 from dynaplan.graph.lifecycle import Role, Worker
-from dynaplan.models.deployed import DeployedModels, WorkerPool, pools_of
+from dynaplan.models.deployed import DeployedModels
 from dynaplan.models.model import ModelPolicies, ModelPolicy
 from dynaplan.models.policies import model_constraints, model_policy
 from dynaplan.models.reports import reports
@@ -170,7 +170,7 @@ def deployed_models(launch: Launch, startup_times: StartupTimes) -> DeployedMode
     by_driver = (
         pool.component
         for each in models
-        for pool in pools_of(each)
+        for pool in each.pools
         if engine_of(launch.settings_of(pool.component)) in MEASURED_BY_DRIVER
     )
     return DeployedModels(
@@ -187,7 +187,7 @@ def deployed_models(launch: Launch, startup_times: StartupTimes) -> DeployedMode
 
 def _policy_of(model: ServedModel, launch: Launch, startup_times: StartupTimes) -> ModelPolicy:
     """Return the policy of a model; one of several workers is not put to sleep."""
-    decode, *prefill = (_pool_policy(each, launch, startup_times) for each in pools_of(model))
+    decode, *prefill = (_pool_policy(each, launch, startup_times) for each in model.pools)
     return replace(decode, prefill=prefill[0], sleep_levels=()) if prefill else decode
 
 

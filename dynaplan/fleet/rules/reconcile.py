@@ -298,7 +298,7 @@ def _placed(
             service.name,
             service.role,
             gpus=place.gpus,
-            memory_bytes=place.memory_bytes if service.shares_memory else 0,
+            memory_bytes=place.bytes_each if service.shares_memory else 0,
             since_s=now_s,
             reason=place.why,
         ),

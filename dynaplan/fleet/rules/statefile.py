@@ -20,7 +20,7 @@ from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.rules.allocation import worker_environment
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState, worker_name
 from dynaplan.graph.model import GraphSpec, ServiceSpec
-from dynaplan.models.workers import Learnt
+from dynaplan.models.model import Learnt
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.documents import MAX_WHOLE
 from dynaplan.util.errors import StatefileCorrupt

@@ -96,9 +96,9 @@ def need(settings: ModelPolicy, status: ModelStatus, devices: Iterable[Device]) 
 
     A proven too little raises it, but not above the largest device while that one has not been tried.
     """
-    base = settings.claim_bytes or status.measured_bytes or settings.estimate_bytes
+    base = settings.claim_bytes or status.learnt.memory_bytes or settings.estimate_bytes
     largest = max((device.total_bytes for device in devices), default=0)
-    too_little = status.failed_memory_bytes
+    too_little = status.learnt.failed_memory_bytes
     proven = max(int(too_little * MORE_THAN_TOO_LITTLE), too_little + 1) if too_little else 0
     if too_little < largest < proven:
         proven = largest
@@ -115,8 +115,8 @@ def need(settings: ModelPolicy, status: ModelStatus, devices: Iterable[Device]) 
 
 def load_s(settings: ModelPolicy, status: ModelStatus) -> float:
     """Return how long a load takes: measured, else expected, else by its size."""
-    known = status.measured_load_s or settings.estimate_load_s
-    size = settings.claim_bytes or status.measured_bytes or settings.estimate_bytes
+    known = status.learnt.load_s or settings.estimate_load_s
+    size = settings.claim_bytes or status.learnt.memory_bytes or settings.estimate_bytes
     return known or max(MIN_LOAD_S, size * max(1, settings.devices) / LOAD_BYTES_PER_S)
 
 
@@ -130,7 +130,7 @@ def assumed_bytes(policies: ModelPolicies, status: ModelStatus) -> int:
     settings = settings.prefill if status.is_prefill and settings.prefill else settings
     if status.state is ModelState.ASLEEP and (level := level_of(settings, status.sleep_level)):
         return level.kept_bytes
-    return settings.claim_bytes or status.measured_bytes or settings.estimate_bytes
+    return settings.claim_bytes or status.learnt.memory_bytes or settings.estimate_bytes
 
 
 def holding(settings: ModelPolicy, status: ModelStatus, wanted: Need) -> Holding:

@@ -30,6 +30,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
+from dynaplan.config.settings.models import prefill_pool_name
 from dynaplan.models.model import ModelPolicy, ModelState, ModelStatus
 from dynaplan.models.rules.draft import Draft
 from dynaplan.models.rules.eviction import choose, must_leave
@@ -44,11 +45,6 @@ SERVING = (ModelState.LOADING, ModelState.READY)
 def replica_name(pool: str, number: int) -> str:
     """Return what the pool's worker of that number is called, from 1; the first goes by the pool's name."""
     return pool if number == 1 else f"{pool} (worker {number})"
-
-
-def prefill_pool_name(model: str) -> str:
-    """Return the name of the model's prefill workers; its decode workers go by the name of the model."""
-    return f"{model} (prefill)"
 
 
 def wanted_workers(policy: ModelPolicy, requests: int, planned: int | None = None) -> int:
@@ -185,12 +181,7 @@ def _add(draft: Draft, pool: _Pool) -> None:
     model, name = pool.model, _next_name(draft, pool)
     status = draft.statuses.get(name) or ModelStatus(name, replica_of=model.name, is_prefill=pool.is_prefill)
     if not pool.is_prefill and name not in draft.statuses:
-        status = replace(
-            status,
-            measured_bytes=model.measured_bytes,
-            measured_load_s=model.measured_load_s,
-            failed_memory_bytes=model.failed_memory_bytes,
-        )
+        status = replace(status, learnt=model.learnt)
     if status.retry_at_s > draft.now_s:
         return
     has = len(pool.serving(draft))

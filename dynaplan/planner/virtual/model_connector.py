@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from dynaplan.config.settings.models import prefill_pool_name
 from dynaplan.contract.counts import FleetCounts, WorkerCounts
 from dynaplan.contract.holds import RoleHolds
 from dynaplan.contract.model_keys import (
@@ -23,7 +24,6 @@ from dynaplan.contract.model_keys import (
     reports_in,
 )
 from dynaplan.contract.store_keys import DesiredCounts, fleet_key, scaling_key
-from dynaplan.models.rules.replicas import prefill_pool_name
 from dynaplan.planner.deployment import DeployedComponents, missing_workers
 from dynaplan.planner.model import Decision
 from dynaplan.planner.ports import NothingToPlan, Registrations

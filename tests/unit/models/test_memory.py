@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.models.model import HOST, Device, ModelPolicy, ModelState, ModelStatus, SleepLevel
+from dynaplan.models.model import HOST, Device, Learnt, ModelPolicy, ModelState, ModelStatus, SleepLevel
 from dynaplan.models.rules.memory import (
     Holding,
     Need,
@@ -25,23 +25,32 @@ def test_a_claim_comes_before_a_measurement_and_that_before_an_estimate(
     claim: int, measured: int, estimate: int, expected: int
 ) -> None:
     settings = ModelPolicy(claim_bytes=claim, estimate_bytes=estimate)
-    assert need(settings, ModelStatus("a", measured_bytes=measured), gpus(24)).bytes_each == expected
+    assert (
+        need(settings, ModelStatus("a", learnt=Learnt(memory_bytes=measured)), gpus(24)).bytes_each
+        == expected
+    )
 
 
 def test_a_load_that_failed_for_want_of_memory_raises_the_need_above_a_claim() -> None:
-    status = ModelStatus("a", failed_memory_bytes=8 * GB)
+    status = ModelStatus("a", learnt=Learnt(failed_memory_bytes=8 * GB))
     assert need(ModelPolicy(claim_bytes=5 * GB), status, gpus(24)).bytes_each == 10 * GB
 
 
 def test_a_raised_need_is_tried_on_an_empty_device_before_it_is_larger_than_all() -> None:
     settings = ModelPolicy(estimate_bytes=5 * GB)
-    assert need(settings, ModelStatus("a", failed_memory_bytes=20 * GB), gpus(24)).bytes_each == 24 * GB
-    assert need(settings, ModelStatus("a", failed_memory_bytes=24 * GB), gpus(24)).bytes_each == 30 * GB
+    assert (
+        need(settings, ModelStatus("a", learnt=Learnt(failed_memory_bytes=20 * GB)), gpus(24)).bytes_each
+        == 24 * GB
+    )
+    assert (
+        need(settings, ModelStatus("a", learnt=Learnt(failed_memory_bytes=24 * GB)), gpus(24)).bytes_each
+        == 30 * GB
+    )
 
 
 def test_a_load_time_is_measured_or_expected_or_follows_from_the_size() -> None:
     settings = ModelPolicy(estimate_bytes=13 * GB, estimate_load_s=40)
-    assert load_s(settings, ModelStatus("a", measured_load_s=25)) == 25
+    assert load_s(settings, ModelStatus("a", learnt=Learnt(load_s=25))) == 25
     assert load_s(settings, ModelStatus("a")) == 40
     assert load_s(ModelPolicy(estimate_bytes=13 * GB), ModelStatus("a")) == 13
     assert load_s(ModelPolicy(estimate_bytes=13 * GB, devices=2), ModelStatus("a")) == 26

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from dynaplan.models.model import (
     HOST,
     Constraints,
     Device,
+    Learnt,
     Load,
     ModelPolicies,
     ModelPolicy,
@@ -86,12 +88,12 @@ def test_the_next_model_is_loaded_only_when_the_memory_is_free() -> None:
     ("changes", "expected"),
     [
         ({"last_use_s": NOW_S - 300}, "b"),
-        ({"measured_load_s": 2.0}, "b"),
+        ({"learnt": Learnt(load_s=2.0)}, "b"),
         ({}, "a"),
     ],
     ids=["longest idle", "quickest to have back", "the first of equals"],
 )
-def test_of_idle_models_the_one_that_is_worth_least_leaves(changes: dict[str, float], expected: str) -> None:
+def test_of_idle_models_the_one_that_is_worth_least_leaves(changes: dict[str, Any], expected: str) -> None:
     box = Box(gpus(24), a=model(10), b=model(10), c=model(10))
     assert said(box.actions(ready("a"), ready("b", **changes), wanted("c"))) == [f"Unload {expected}"]
 

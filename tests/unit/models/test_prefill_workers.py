@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from dynaplan.config.settings.models import prefill_pool_name
 from dynaplan.models.model import Constraints, Load, ModelPolicy, ModelState, ModelStatus
-from dynaplan.models.rules.replicas import as_replica, prefill_pool_name, replica_name
+from dynaplan.models.rules.replicas import as_replica, replica_name
 from tests.unit.models.box import NOW_S, Box, gpus, in_state, model, ready, said, wanted
 
 PREFILL = prefill_pool_name("a")

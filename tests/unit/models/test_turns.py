@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.models.model import ModelPolicy, ModelStatus
+from dynaplan.models.model import Learnt, ModelPolicy, ModelStatus
 from dynaplan.models.rules.turns import max_swap_wait_s
 
 
@@ -16,4 +16,4 @@ def test_a_wait_for_a_turn_leaves_the_time_of_a_load_before_the_requests_are_ref
     wanted_s: float | None, timeout_s: float, expected_s: float
 ) -> None:
     settings = ModelPolicy(max_swap_wait_s=wanted_s, load_timeout_s=timeout_s)
-    assert max_swap_wait_s(settings, ModelStatus("a", measured_load_s=10.0)) == expected_s
+    assert max_swap_wait_s(settings, ModelStatus("a", learnt=Learnt(load_s=10.0))) == expected_s

@@ -10,12 +10,9 @@ from dynaplan.contract.model_keys import NO_ORDER, ModelDemand, ModelOrder
 from dynaplan.fleet.rules.reconcile import reconcile
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
-from dynaplan.models.model import HOST, Load, ModelState, Plan, Unload
+from dynaplan.models.model import HOST, NOTHING_LEARNT, Learnt, Load, ModelState, Plan, Unload
 from dynaplan.models.workers import (
-    NOTHING_LEARNT,
-    Learnt,
     Moment,
-    Placement,
     desired_models,
     model_status,
     workers_of,
@@ -96,7 +93,7 @@ def test_a_plan_places_workers_and_without_an_action_a_model_stays() -> None:
     assert desired_models(Plan(), COMPONENTS, fleet).workers == {"a": 1, "b": 0}
     made = desired_models(Plan((Unload("a", "idle"), Load("b", (0,), 7, "asked"))), COMPONENTS, fleet)
     assert made.workers == {"a": 0, "b": 1}
-    assert made.placements == {"b": Placement((0,), 7, "asked")}
+    assert made.placements == {"b": Load("b", (0,), 7, "asked")}
     host = desired_models(Plan((Load("b", (HOST,), 7, "asked"),)), COMPONENTS, ())
     assert host.placements["b"].gpus == ()
     assert made.without({0}).placements == {}
@@ -151,7 +148,7 @@ def test_prefill_workers_are_a_pool_of_their_own_service_and_number_from_one() -
     first = worker("a", WorkerState.READY)
     made = desired_models(Plan((Load("a (prefill)", (1,), 3, "asked"),)), components, (first,))
     assert made.workers == {"a": 1, "a-prefill": 1}
-    assert made.placements == {"a-prefill": Placement((1,), 3, "asked")}
+    assert made.placements == {"a-prefill": Load("a (prefill)", (1,), 3, "asked")}
     one = worker("a-prefill", WorkerState.READY)
     more = desired_models(Plan((Load("a (prefill) (worker 2)", (0,), 3, "x"),)), components, (first, one))
     assert more.workers == {"a": 1, "a-prefill": 2}

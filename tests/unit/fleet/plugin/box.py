@@ -18,8 +18,8 @@ from dynaplan.fleet.plugin.reconciler import Reconciler
 from dynaplan.fleet.plugin.termination import Termination
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.models.model import Learnt
 from dynaplan.models.shared_memory import HostMemory
-from dynaplan.models.workers import Learnt
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.memory import BoxMemory
 from dynaplan.process.worker_memory import HeldMemory

@@ -16,9 +16,9 @@ from dynaplan.fleet.plugin import model_manager
 from dynaplan.fleet.plugin.gpu_availability import GpuMemory
 from dynaplan.graph.lifecycle import Role, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.models.model import Learnt
 from dynaplan.models.rules.draft import SHRINK_AFTER_S
 from dynaplan.models.step import PLANNER_GRACE_S
-from dynaplan.models.workers import Learnt
 from dynaplan.process.memory import BoxMemory
 from tests.unit.fleet.plugin.box import Box
 

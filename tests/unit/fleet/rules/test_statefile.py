@@ -35,7 +35,7 @@ from dynaplan.fleet.rules.statefile import (
 from dynaplan.fleet.statefile_store import NamespaceLock, StatefileStore, state_dir, statefile_path
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import ServiceSpec
-from dynaplan.models.workers import Learnt
+from dynaplan.models.model import Learnt
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.errors import DeploymentError, StatefileCorrupt, StatefileUnwritable
 from dynaplan.util.masking import MASK, looks_secret, mask_secrets
