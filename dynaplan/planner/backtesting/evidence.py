@@ -5,8 +5,8 @@ lengths, and the part of the prompts that caches had. ``decisions.jsonl`` holds 
 and goes with an export; no text and no single request is kept. ``requests_of`` turns it back into requests:
 
 - the arrivals of a pull are spread over it at random; over the interval, where pulls are not known;
-- lengths are drawn from the interval's histograms in equal steps of their distribution (Weyl sequences, one
-  for prompts and one for answers), so that their mean is the measured one in every stretch;
+- lengths are drawn from those of the requests that arrived in it (``arrived_lengths.py``) in equal steps of
+  their distribution (Weyl sequences, one for prompts and one for answers);
 - the cached part of a prompt is a prefix that all prompts share;
 - no request exceeds the engine's context, as none is served that does.
 
@@ -44,41 +44,19 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.contract.traffic import Lengths, Traffic
+from dynaplan.planner.backtesting.arrived_lengths import MIN_LENGTHS, Weights, arrived_lengths
+from dynaplan.planner.backtesting.intervals import Interval
 from dynaplan.planner.model import LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN
-from dynaplan.planner.sizing.queueing.workload import MAX_HIT_RATE, points_of
+from dynaplan.planner.sizing.queueing.workload import MAX_HIT_RATE
 from dynaplan.util.splitmix import uniform_draws
 
 WEYL_STEPS = (0.6180339887498949, 0.7548776662466927)
 """The steps by which lengths are drawn: the golden ratio's, and the plastic number's."""
-
-MIN_LENGTHS = 20
-"""Answered requests of an interval below which its histograms say less than the recent ones."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """One interval of traffic. Its lengths are the recent ones where its own are too few.
-
-    ``unexplained_misses`` are the requests that missed the target that most of them missed. None where
-    frontends do not count them, and where the engine model is not to blame: too few workers served, or the
-    load was above all that had been backtested.
-    ``failing`` are the workers that had failed, or were started again unasked, at its end.
-    """
-
-    length_s: float
-    requests: float
-    arrivals: tuple[float, ...]
-    isl: Lengths
-    osl: Lengths
-    hit_rate: float = 0.0
-    unexplained_misses: float | None = None
-    failing: int = 0
-
 
 NOTHING = Lengths.fixed(1.0)
 
@@ -110,6 +88,7 @@ class Evidence:
         isl, osl = _enough(traffic.isl, isl), _enough(traffic.osl, osl)
         if traffic.requests is None or isl is None or osl is None:
             return 0
+        last = self._intervals[-1] if self._intervals else None
         missed = [count for over in (traffic.over_ttft, traffic.over_itl) for _, count in over]
         self._intervals.append(
             Interval(
@@ -121,6 +100,9 @@ class Evidence:
                 min(traffic.prefix_hit_rate or 0.0, MAX_HIT_RATE),
                 None if has_too_few_workers else max(missed, default=None),
                 failing,
+                traffic.osl.total if traffic.osl else 0.0,
+                traffic.ttft_ms or (last.ttft_ms if last else 0.0),
+                traffic.itl_ms or (last.itl_ms if last else 0.0),
             )
         )
         self.span_s += traffic.interval_s
@@ -155,8 +137,8 @@ def requests_of(
     """Return the requests of these intervals, in the order of their arrival, from 0 s on."""
     draws, number = uniform_draws(seed), 0
     begin_s, owed, requests = 0.0, 0.0, []
-    for interval in intervals:
-        isl, osl = _LengthDraws(interval.isl), _LengthDraws(interval.osl)
+    for interval, (prompts, answers) in zip(intervals, arrived_lengths(intervals), strict=True):
+        isl, osl = _LengthDraws(prompts), _LengthDraws(answers)
         pulls = interval.arrivals or (interval.requests,)
         pull_s = interval.length_s / len(pulls)
         for pull, arrived in enumerate(pulls):
@@ -175,15 +157,15 @@ def requests_of(
 
 
 class _LengthDraws:
-    """Lengths in tokens by their place, 0 to 1, in a histogram's distribution."""
+    """Lengths in tokens by their place, 0 to 1, in a distribution."""
 
-    def __init__(self, lengths: Lengths) -> None:
-        points = points_of(lengths, math.inf)
-        self._tokens = [max(1, round(each)) for each in points.tokens]
-        self._shares = list(accumulate(points.shares))
+    def __init__(self, weights: Weights) -> None:
+        self._tokens = sorted(weights)
+        self._shares = list(accumulate(weights[each] for each in self._tokens))
 
     def at(self, place: float) -> int:
-        return self._tokens[min(bisect_left(self._shares, place), len(self._tokens) - 1)]
+        place *= self._shares[-1]
+        return int(self._tokens[min(bisect_left(self._shares, place), len(self._tokens) - 1)])
 
 
 # -- the present load beside the evidence ----------------------------------------------------------------

@@ -29,11 +29,11 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.planner.backtesting.evidence import (
     Evidence,
-    Interval,
     load_change,
     missed_lately,
     peak_part,
 )
+from dynaplan.planner.backtesting.intervals import Interval
 from dynaplan.planner.backtesting.search import RECENT_S, min_requests
 from dynaplan.planner.model import (
     LOAD_ABOVE,

@@ -10,13 +10,13 @@ import pytest
 from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.backtesting.evidence import (
     Evidence,
-    Interval,
     allowed_misses,
     load_change,
     missed_lately,
     peak_part,
     requests_of,
 )
+from dynaplan.planner.backtesting.intervals import Interval
 from dynaplan.planner.model import LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN
 from tests.unit.planner.rules.targets import traffic
 
