@@ -57,7 +57,7 @@ from dynaplan.http.server import Handler, HttpServer
 from dynaplan.http.stream_batching import StreamBatch
 from dynaplan.routing.routing_logic import KV_MODE
 from dynaplan.store.instances import PUBLIC_URL, SLEEP, host_of, is_loopback
-from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
+from dynaplan.store.prefix_watcher import PrefixWatcher, value_string
 from dynaplan.util.documents import parse_object
 from dynaplan.util.errors import UserError
 from dynaplan.util.sockets import bound_socket, url_of
@@ -279,7 +279,7 @@ class FrontendServer:
 
     def _follow(self, prefix: str, changed: Callable[[Mapping[str, str]], None], name: str) -> None:
         """Call ``changed(key -> value)`` with all keys under the prefix, now and after every change."""
-        watcher = PrefixWatcher(self._runtime.store, prefix, full_key_string, value_string)
+        watcher = PrefixWatcher(self._runtime.store, prefix, value_string)
         watcher.on_change(lambda: changed(watcher.current))
         self._runtime.spawn(watcher.run(), name)
 

@@ -1,15 +1,13 @@
-"""Discovery: the instances that are registered, by a watch or by a query."""
+"""Discovery: the instances that are registered, by a watch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from dynaplan.store.instances import SERVICES_PREFIX, Instance, not_callable
 from dynaplan.store.model import KeyValue
 from dynaplan.store.port import KeyValueStore
-from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string
-from dynaplan.util.errors import ConfigError
+from dynaplan.store.prefix_watcher import PrefixWatcher
 
 
 class Discovery:
@@ -23,7 +21,7 @@ class Discovery:
     def __init__(self, store: KeyValueStore, namespace: str, network: str = "") -> None:
         prefix = f"{SERVICES_PREFIX}{namespace}/"
         self._network = network
-        self._watcher = PrefixWatcher(store, prefix, full_key_string, self._instance)
+        self._watcher = PrefixWatcher(store, prefix, self._instance)
         self._by_endpoint: dict[tuple[str, str], tuple[Instance, ...]] = {}
         self._watcher.on_change(self._group)
 
@@ -81,53 +79,3 @@ def _grouped(by_key: Mapping[str, Instance]) -> dict[tuple[str, str], tuple[Inst
     for instance in by_key.values():
         groups.setdefault((instance.component, instance.endpoint), []).append(instance)
     return {name: tuple(sorted(group, key=lambda each: each.instance_id)) for name, group in groups.items()}
-
-
-@dataclass(frozen=True)
-class InstanceQuery:
-    """Which instances: an empty name means all, and all that would follow it are empty too.
-
-    Raises ConfigError for a name behind an empty one, and for a name with ``/`` in it, unless it is the
-    endpoint's.
-    """
-
-    namespace: str = ""
-    component: str = ""
-    endpoint: str = ""
-
-    def __post_init__(self) -> None:
-        names = self.namespace, self.component, self.endpoint
-        given = [name for name in names if name]
-        if list(names[: len(given)]) != given or any("/" in name for name in names[:2]):
-            raise ConfigError(
-                f"no query of instances: {names}",
-                hint="Give a namespace, a namespace and a component, or these and an endpoint.",
-            )
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of the registrations' keys."""
-        names = (name for name in (self.namespace, self.component, self.endpoint) if name)
-        return SERVICES_PREFIX + "".join(f"{name}/" for name in names)
-
-    async def find(self, store: KeyValueStore) -> tuple[Instance, ...]:
-        """Return the instances that are registered now, in key order; unreadable ones are left out.
-
-        Also the ones that are not reached over HTTP: ``url`` is empty then. Raises StoreUnavailable when the
-        store does not answer.
-        """
-        found = []
-        for item in await store.list(self.prefix):
-            try:
-                found.append(_instance(item))
-            except ValueError:
-                continue  # `dynaplan status` names it
-        return tuple(found)
-
-    def watcher(self, store: KeyValueStore) -> PrefixWatcher[str, Instance]:
-        """Return a watcher of the instances by their keys, which is not started yet."""
-        return PrefixWatcher(store, self.prefix, full_key_string, _instance)
-
-
-def _instance(item: KeyValue) -> Instance:
-    return Instance.from_json(item.value)

@@ -1,4 +1,4 @@
-"""The typed prefix watcher: a mapping of what is under a prefix of the key-value store, always current."""
+"""A mapping of what is under a prefix of the key-value store, always current."""
 
 from __future__ import annotations
 
@@ -16,59 +16,34 @@ log = logging.getLogger(__name__)
 MAX_IGNORED = 1000
 """The number of unreadable keys whose faults are remembered, so that each is logged once."""
 
-K = TypeVar("K")
 V = TypeVar("V")
 
-KeyExtractor = Callable[[KeyValue, str], K]
-"""Makes a mapping's key of an item and the watched prefix; raises ValueError for an item that has none."""
-
-ValueExtractor = Callable[[KeyValue], V]
+ValueReader = Callable[[KeyValue], V]
 """Makes a mapping's value of an item; raises ValueError for what it cannot read."""
-
-
-def lease_id(item: KeyValue, prefix: str) -> int:
-    """Extract the id of the lease that the key lives under."""
-    if not item.lease:
-        raise ValueError("it lives under no lease")
-    return item.lease
-
-
-def key_string(item: KeyValue, prefix: str) -> str:
-    """Extract the key without the watched prefix."""
-    return item.key.removeprefix(prefix)
-
-
-def full_key_string(item: KeyValue, prefix: str) -> str:
-    """Name a value by its whole key, its prefix included."""
-    return item.key
 
 
 def value_string(item: KeyValue) -> str:
     return item.value
 
 
-class PrefixWatcher(Generic[K, V]):
-    """The mapping of the keys under a prefix, kept current by a watch.
+class PrefixWatcher(Generic[V]):
+    """The values under a prefix by their keys, kept current by a watch.
 
     While the store is away the last known mapping stays; when it is back, a Snapshot replaces it. A value
-    that an extractor refuses with ValueError is logged once for each key and fault, and skipped: what the
-    key held before stays until it is deleted or a Snapshot comes. Where several keys are extracted to the
-    same one, the last in key order counts.
+    that ``read_value`` refuses with ValueError is logged once for each key and fault, and skipped: what the
+    key held before stays until it is deleted or a Snapshot comes.
     """
 
     def __init__(
         self,
         store: KeyValueStore,
         prefix: str,
-        key: KeyExtractor[K],
-        value: ValueExtractor[V],
+        read_value: ValueReader[V],
     ) -> None:
         self._store = store
         self._prefix = prefix
-        self._key = key
-        self._value = value
-        self._entries: dict[str, tuple[K, V]] = {}
-        self._current: Mapping[K, V] = {}
+        self._read_value = read_value
+        self._current: Mapping[str, V] = {}
         self._ignored: dict[str, str] = {}
         self._on_change: list[Callable[[], Any]] = []
         self._on_snapshot: list[Callable[[], Any]] = []
@@ -76,7 +51,7 @@ class PrefixWatcher(Generic[K, V]):
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def current(self) -> Mapping[K, V]:
+    def current(self) -> Mapping[str, V]:
         """The mapping as it is known now, in key order; a later change makes another mapping."""
         return self._current
 
@@ -139,25 +114,24 @@ class PrefixWatcher(Generic[K, V]):
 
     def _apply(self, event: WatchEvent) -> bool:
         """Take the event over; return True when the mapping has changed."""
-        before = self._entries
+        now = dict(self._current)
         match event:
             case Snapshot(items):
-                self._entries = {item.key: entry for item in items if (entry := self._read(item))}
+                now = {item.key: value for item in items if (value := self._read(item)) is not None}
             case Put(item):
-                if entry := self._read(item):
-                    self._entries = {**before, item.key: entry}
+                if (value := self._read(item)) is not None:
+                    now[item.key] = value
             case Deleted(key):
-                self._entries = {known: entry for known, entry in before.items() if known != key}
-        if self._entries == before:
+                now.pop(key, None)
+        if now == self._current:
             return False
-        self._entries = dict(sorted(self._entries.items(), key=lambda each: each[0]))
-        self._current = dict(self._entries.values())
+        self._current = dict(sorted(now.items(), key=lambda each: each[0]))
         return True
 
-    def _read(self, item: KeyValue) -> tuple[K, V] | None:
-        """The extracted key and value; None for what cannot be read."""
+    def _read(self, item: KeyValue) -> V | None:
+        """Return the value; None for what cannot be read."""
         try:
-            entry = self._key(item, self._prefix), self._value(item)
+            value = self._read_value(item)
         except ValueError as error:
             if self._ignored.get(item.key) != str(error):
                 log.warning("ignoring %s: %s", item.key, error)
@@ -166,17 +140,4 @@ class PrefixWatcher(Generic[K, V]):
                 del self._ignored[next(iter(self._ignored))]
             return None
         self._ignored.pop(item.key, None)
-        return entry
-
-
-async def watch_prefix_with_extraction(
-    store: KeyValueStore,
-    prefix: str,
-    *,
-    key: KeyExtractor[K],
-    value: ValueExtractor[V],
-) -> PrefixWatcher[K, V]:
-    """Return a started watcher of the prefix, once its first Snapshot is there, however late that is."""
-    watcher = PrefixWatcher(store, prefix, key, value)
-    await watcher.start()
-    return watcher
+        return value

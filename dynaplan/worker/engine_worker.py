@@ -35,7 +35,7 @@ from dynaplan.store.instances import (
     is_loopback,
 )
 from dynaplan.store.model import Transaction
-from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
+from dynaplan.store.prefix_watcher import PrefixWatcher, value_string
 from dynaplan.store.timing import STORE_CALL_TIMEOUT_S
 from dynaplan.util.errors import PermanentError, TemporaryError
 from dynaplan.worker.endpoint_client import worker_session
@@ -165,7 +165,7 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
     reporter = SleepReporter(runtime, engine)
     runtime.spawn(reporter.run(), "sleep")
     for keys in (SLEEP, WAKE) if reporter.can_sleep else ():
-        orders = PrefixWatcher(runtime.store, keys.prefix(runtime.namespace), full_key_string, value_string)
+        orders = PrefixWatcher(runtime.store, keys.prefix(runtime.namespace), value_string)
         orders.on_change(reporter.changed.set)
         runtime.spawn(orders.run(), f"orders to {keys.name}")
     return engine

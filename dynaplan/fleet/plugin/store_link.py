@@ -30,7 +30,7 @@ from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import ASLEEP, SLEEP, WAKE, InstanceKeys
 from dynaplan.store.model import KeyValue, Transaction
 from dynaplan.store.port import Store
-from dynaplan.store.prefix_watcher import PrefixWatcher, full_key_string, value_string
+from dynaplan.store.prefix_watcher import PrefixWatcher, value_string
 from dynaplan.util.errors import PermanentError, TemporaryError
 from dynaplan.util.tasks import BackgroundTasks
 
@@ -52,11 +52,11 @@ class StoreLink:
         self._store = store
         self._namespace = namespace
         self._wake = wake
-        self._counts = PrefixWatcher(store, scaling_prefix(namespace), full_key_string, value_string)
-        self._live = PrefixWatcher(store, live_settings_prefix(namespace), full_key_string, value_string)
-        self._asleep = PrefixWatcher(store, ASLEEP.prefix(namespace), full_key_string, value_string)
-        self._to_sleep = PrefixWatcher(store, SLEEP.prefix(namespace), full_key_string, value_string)
-        self._demand = PrefixWatcher(store, MODEL_DEMAND.prefix(namespace), full_key_string, value_string)
+        self._counts = PrefixWatcher(store, scaling_prefix(namespace), value_string)
+        self._live = PrefixWatcher(store, live_settings_prefix(namespace), value_string)
+        self._asleep = PrefixWatcher(store, ASLEEP.prefix(namespace), value_string)
+        self._to_sleep = PrefixWatcher(store, SLEEP.prefix(namespace), value_string)
+        self._demand = PrefixWatcher(store, MODEL_DEMAND.prefix(namespace), value_string)
         self._named: Mapping[str, str] = {}
         self._discovery = Discovery(store, namespace, process_table.network())
         self._is_following = False
