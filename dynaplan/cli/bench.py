@@ -35,9 +35,12 @@ from dynaplan.cli.simulate import (
 from dynaplan.cli.timing import STATUS_STORE_TIMEOUT_S
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.config.settings.worker import SIMULATED, engine_of
+from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.fleet.rules.statefile import inventory_of
 from dynaplan.graph.lifecycle import COUNTS, HOLDS_GPUS, Role
 from dynaplan.lab.simulate.options import SECTIONS, SimulatedGraph
+from dynaplan.simulation.outcome import Slo
+from dynaplan.simulation.run import ClosedLoop, Result
 from dynaplan.util import screen
 from dynaplan.util.amounts import seconds_of
 from dynaplan.util.errors import ConfigError, TemporaryError
@@ -145,7 +148,6 @@ def check_url(url: str) -> None:
 def _load(given: Mapping[str, Any]) -> OfferedLoad:
     """Return the load; raises ConfigError for two, and for a trace that cannot be read."""
     from dynaplan.cli.bench_measurement import OfferedLoad
-    from dynaplan.contract.traced_requests import TracedRequest
     from dynaplan.simulation.traces.reading import read_requests
 
     request = TracedRequest(0.0, given["isl"], given["osl"])
@@ -178,7 +180,6 @@ def _simulate(
     prediction: DeploymentSimulation | None, load: OfferedLoad, measured: Measurement
 ) -> tuple[Result | None, tuple[str, ...]]:
     """Return the simulation's result under the load as far as it was sent, or why there is none."""
-    from dynaplan.simulation.run import ClosedLoop
 
     if prediction is None or not measured.counters.requests_sent:
         return None, ()
@@ -193,7 +194,6 @@ def _simulate(
 
 def _slo(found: RunningDeployment | None, given: Mapping[str, Any]) -> Slo:
     """Return the targets of the command line, or else of the deployment's planner, or the defaults."""
-    from dynaplan.simulation.outcome import Slo
 
     settings = planner_settings(found) if found else None
     stated = settings.to_options() if settings else {}
@@ -229,7 +229,6 @@ def table(
 ) -> list[dict[str, Any]]:
     """Return the measured row and the simulated one; None for what cannot be seen from outside."""
     from dynaplan.lab.simulate.table import rows
-    from dynaplan.simulation.run import Result
 
     counters = measured.counters
     changes = fleet.changes() if fleet else None

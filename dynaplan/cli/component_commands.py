@@ -42,6 +42,8 @@ from dynaplan.config.settings.worker import (
     WorkerSettings,
     engine_of,
 )
+from dynaplan.process.signals import on_signals
+from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
@@ -195,7 +197,6 @@ def worker(
 
 def require_queue() -> None:
     """Raise ConfigError when no server is named for the prefill queue."""
-    from dynaplan.util.errors import ConfigError
 
     if not os.environ.get("NATS_SERVER"):
         raise ConfigError(
@@ -277,7 +278,6 @@ def orchestrate(namespace: str | None, token_file: Path | None, shell_command: s
 def check_carried_out_here(found: RunningDeployment) -> None:
     """Raise ConfigError when the deployment's own ``serve`` carries decisions out: none would come here."""
     from dynaplan.cli.scale_counts import planner_settings
-    from dynaplan.util.errors import ConfigError
 
     settings = planner_settings(found)
     if settings is None or settings.is_carried_out_elsewhere:
@@ -292,7 +292,6 @@ def check_carried_out_here(found: RunningDeployment) -> None:
 async def _orchestrate(namespace: str, command: str, environment: dict[str, str], once: bool) -> None:
     from dynaplan.planner.virtual.client import VirtualConnectorClient
     from dynaplan.planner.virtual.orchestrator import Orchestrator
-    from dynaplan.process.signals import on_signals
     from dynaplan.runtime import connect
 
     async with connect(namespace) as runtime:

@@ -22,9 +22,12 @@ from dynaplan.cli.options import (
     token_file_option,
 )
 from dynaplan.cli.service_options import ServiceOptionsCommand, is_models_file
+from dynaplan.config.overrides import split_overrides
 from dynaplan.config.settings.servers import KUBERNETES, NATS
-from dynaplan.kubernetes.manifests import NONE, OPERATORS
+from dynaplan.kubernetes.manifests import NONE, OPERATORS, manifests, too_large
+from dynaplan.kubernetes.templates import read_template
 from dynaplan.util.errors import ConfigError, DeploymentError
+from dynaplan.util.masking import looks_secret, mask_secrets
 
 if TYPE_CHECKING:
     from dynaplan.kubernetes.templates import Document
@@ -115,7 +118,6 @@ def kubernetes(
     # ``options`` are those that ClusterOptions has by the same names.
     from dynaplan.cli.serve import warn
     from dynaplan.kubernetes.description import ClusterOptions, cautions, describe
-    from dynaplan.kubernetes.manifests import manifests, too_large
     from dynaplan.kubernetes.sources import graph_source, refuse_on_request, running_source
 
     if graph and is_models_file(graph):
@@ -153,7 +155,6 @@ def crd() -> None:
     `dynaplan export crd | kubectl apply -f -` takes an administrator's rights. Dynamo's operator brings the
     definition along.
     """
-    from dynaplan.kubernetes.templates import read_template
 
     click.echo(read_template("crd.yaml"), nl=False)
 
@@ -200,8 +201,6 @@ def systemd(is_system: bool, user: str | None, output: Path | None, arguments: S
 def _params_of_serve(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the options as ``serve`` parses them; raises what it would raise, and for what is no unit's."""
     from dynaplan.cli.serve import command as serve
-    from dynaplan.config.overrides import split_overrides
-    from dynaplan.util.masking import looks_secret, mask_secrets
 
     try:
         params = serve.make_context("serve", list(arguments)).params

@@ -18,6 +18,7 @@ from dynaplan.config.settings.servers import CA_VARIABLE, PLACES, TOKEN_VARIABLE
 from dynaplan.fleet.deployments import RunningDeployment, find_deployment
 from dynaplan.fleet.launch import LAUNCH_FILE, Launch
 from dynaplan.fleet.runtime_dir import ensure_token, new_token, read_token
+from dynaplan.fleet.statefile_store import statefile_path
 from dynaplan.graph.config import DEFAULT_NAMESPACE
 from dynaplan.process import process_table
 from dynaplan.store import connections
@@ -98,7 +99,6 @@ def _config_of(deployment: RunningDeployment) -> Sections:
 
 def _token(namespace: str, file: Path | None, of_deployment: str) -> str:
     """Return the namespace's token: of the file, the deployment or the environment, or the one kept here."""
-    from dynaplan.fleet.statefile_store import statefile_path
 
     named = read_token(file) if file else ""
     if named and of_deployment and named != of_deployment:

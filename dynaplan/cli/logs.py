@@ -14,6 +14,7 @@ from dynaplan.cli.options import namespace_option
 from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.timing import LOG_POLL_S
 from dynaplan.process.log_tail import LogTail
+from dynaplan.util.errors import ConfigError, nearest
 
 
 @click.command(name="logs")
@@ -44,8 +45,6 @@ def command(workers: Sequence[str], namespace: str | None, lines: int, follow: b
 
 
 def _path(log_dir: Path, name: str) -> Path:
-    from dynaplan.util.errors import ConfigError, nearest
-
     path = log_dir / f"{name}.log"
     if path.is_file():
         return path

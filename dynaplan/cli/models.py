@@ -15,7 +15,7 @@ import click
 from dynaplan.cli.by_hand import record_by_hand
 from dynaplan.cli.models_view import READY, model_state, models_table
 from dynaplan.cli.options import json_option, namespace_argument, namespace_option
-from dynaplan.cli.running_deployment import connect
+from dynaplan.cli.running_deployment import connect, service_config
 from dynaplan.cli.status_document import DeploymentState, on_request_rows, read_store
 from dynaplan.cli.timing import WORKERS_POLL_S
 from dynaplan.config.model_entries import served_models
@@ -130,7 +130,6 @@ def _order(
 
 def model_of(found: RunningDeployment, called: str) -> str:
     """Return the model that goes by that name or alias; raises UserError for an unknown one."""
-    from dynaplan.cli.running_deployment import service_config
 
     models = served_models(service_config(found))
     if not models:

@@ -17,6 +17,7 @@ import click
 from dynaplan.cli.main import EXIT_INTERRUPTED
 from dynaplan.cli.options import config_file_option
 from dynaplan.cli.service_options import ServiceOptionsCommand
+from dynaplan.util.errors import ConfigError
 from dynaplan.util.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -182,7 +183,6 @@ def _check_names(options: ProfileOptions) -> None:
     from dynaplan.graph.config import validate_config
     from dynaplan.graph.loading import load_graph
     from dynaplan.lab.profiling.measured_config import PREFILL_WORKER, WORKER, Phase, measured_config
-    from dynaplan.util.errors import ConfigError
 
     graph = load_graph(options.graph, Path.cwd())
     validate_config(graph, measured_config(options.config, Phase.DECODE, 1))
@@ -197,7 +197,6 @@ def _check_names(options: ProfileOptions) -> None:
 def _measured(options: ProfileOptions, given: dict[str, Any]) -> tuple[ProfileOptions, RunStage]:
     """Return the options, and the stage that measures an engine; ConfigError for ``--gpu-type``."""
     from dynaplan.lab.profiling.stage import run_stage
-    from dynaplan.util.errors import ConfigError
 
     if given["gpu_type"]:
         raise ConfigError(f"--gpu-type is '{given['gpu_type']}'", hint="--gpu-type is for --estimate.")

@@ -25,6 +25,11 @@ from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.scale_counts import expected_times
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.cli.timing import GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
+from dynaplan.config.service_config import COMMON, SERVICE_ARGS, kebab_keys, section_options
+from dynaplan.config.settings.fields import options_of
+from dynaplan.config.settings.frontend import DisaggregationSettings, RoutingSettings
+from dynaplan.config.settings.worker import engine_of
+from dynaplan.config.stock import matching_options
 from dynaplan.contract.store_keys import LIVE_SETTINGS, SCALED_ROLES, live_settings_prefix
 from dynaplan.fleet.rules.reloading import (
     WORKERS,
@@ -34,7 +39,7 @@ from dynaplan.fleet.rules.reloading import (
     restarted,
     setting_changes,
 )
-from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
+from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
 from dynaplan.process.signals import run_interruptible
 from dynaplan.store.model import Transaction
 from dynaplan.util.errors import ConfigError, DeploymentError, DynaplanError, PermanentError, TemporaryError
@@ -131,8 +136,6 @@ def live_keys(changes: Sequence[SettingChange], config: Sections) -> dict[str, s
 
     A setting that ``config`` has no longer gets its default.
     """
-    from dynaplan.config.settings.fields import options_of
-    from dynaplan.config.settings.frontend import DisaggregationSettings
 
     defaults: dict[str, Any] = {key: each.default for key, each in options_of(DisaggregationSettings).items()}
     default_settings = DisaggregationSettings(prefill_deadline_ms=_deadline(config).ms)
@@ -206,7 +209,6 @@ def _reload_models(
 ) -> None:
     """Show which models are added, changed and removed, and apply that; see ``reload_models``."""
     from dynaplan.cli.reload_models import check_prefill_queue, model_changes, put_away
-    from dynaplan.graph.lifecycle import Role
 
     assert new.before is not None
     check_prefill_queue(new.graph or launch.graph, os.environ)
@@ -238,13 +240,7 @@ def _check_no_service_removed(old: GraphSpec, new: GraphSpec) -> None:
 
 def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChange, ...]:
     from dynaplan.config.frontend import DEADLINE_OPTIONS
-    from dynaplan.config.service_config import section_options
-    from dynaplan.config.settings.fields import options_of
-    from dynaplan.config.settings.frontend import DisaggregationSettings, RoutingSettings
-    from dynaplan.config.settings.worker import engine_of
-    from dynaplan.config.stock import matching_options
     from dynaplan.graph.config import resolve_graph
-    from dynaplan.graph.lifecycle import Role
     from dynaplan.graph.loading import load_graph
 
     graph = launch.graph
@@ -269,7 +265,6 @@ def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChan
 
 def _deadline(config: Sections) -> PrefillDeadline:
     from dynaplan.config.frontend import configured_deadline
-    from dynaplan.config.service_config import section_options
 
     return configured_deadline(config, section_options(config, PLANNER))
 
@@ -282,8 +277,6 @@ def effective_sections(
     Null values are left out. The frontends read the name of the model from ``Common``, too.
     """
     from dynaplan.config.frontend import NAMES
-    from dynaplan.config.service_config import COMMON, SERVICE_ARGS, kebab_keys, section_options
-    from dynaplan.graph.lifecycle import Role
 
     common = kebab_keys(config.get(COMMON) or {})
     sections: dict[str, dict[str, Any]] = {}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.service_options import ServiceOptionsCommand
+from dynaplan.config.overrides import sections_of
 from dynaplan.util import screen
 from dynaplan.util.tables import fold
 
@@ -35,7 +36,6 @@ def command(context: click.Context, decisions: Path, is_all: bool, is_json: bool
     the decisions differ, and why. Without options it shows whether this version of dynaplan still decides
     as the one that recorded.
     """
-    from dynaplan.config.overrides import sections_of
     from dynaplan.planner.replay import replay
 
     options = sections_of(context.obj, ("Planner",))["Planner"]

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynaplan.cli.running_deployment import decisions_of, service_config
+from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.contract.counts import FleetCounts, PoolSizes
 from dynaplan.contract.holds import HOLDS, RoleHolds
 from dynaplan.contract.store_keys import (
@@ -224,10 +225,8 @@ class ScaleTimes:
 
 def expected_times(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleTimes:
     """Return the learnt and configured times of the wanted roles; the longest of several."""
-    from dynaplan.config.settings.worker import ProcessSettings
     from dynaplan.fleet.launch import read_launch
     from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
-    from dynaplan.util.errors import UserError
 
     try:
         launch = read_launch(found.runtime_dir)

@@ -39,6 +39,8 @@ from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.process.signals import ended_by_sigint
 from dynaplan.store.instances import is_loopback
 from dynaplan.util import screen
+from dynaplan.util.amounts import bytes_of, unit_missing
+from dynaplan.util.errors import GraphError
 from dynaplan.util.log_lines import FORMAT_VARIABLE
 
 if TYPE_CHECKING:
@@ -240,7 +242,6 @@ def command(
 
 def memory_size(text: str) -> int:
     """Read an amount of memory; 0 for none. Raises the usage error."""
-    from dynaplan.util.amounts import bytes_of, unit_missing
 
     size = bytes_of(text) if text else 0
     if size is None or (text and not size):
@@ -301,7 +302,6 @@ def listen_address(host: str | None, port: int | None, frontend: Mapping[str, An
 
 def _enter(directory: Path) -> Path:
     """Settle the paths that were given, change to the directory and return it; GraphError without it."""
-    from dynaplan.util.errors import GraphError
 
     directory = directory.resolve()
     if not directory.is_dir():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dynaplan.config.command_words import effective_options
 from dynaplan.config.frontend import NAMES, SECTIONS
 from dynaplan.config.keys import read_keys_file
+from dynaplan.config.overrides import merge_sections
 from dynaplan.config.service_config import COMMON, section_options, served_model_name
 from dynaplan.config.settings.fields import WRITTEN
 from dynaplan.config.settings.worker import SIMULATED, SimOptions, engine_of
@@ -69,7 +70,6 @@ def locate_models(graph: Graph, config: Sections, directory: Path) -> Sections:
     Whatever is a path in ``directory`` becomes absolute, for workers may run elsewhere, and every worker
     has the name that clients use: its own ``served-model-name``, the Frontend's, or the path's last part.
     """
-    from dynaplan.config.overrides import merge_sections
     from dynaplan.graph.config import real_engine
 
     located: Sections = {}

@@ -18,8 +18,8 @@ from typing import Any
 
 import click
 
-from dynaplan.config.overrides import NEGATIVE, typed_value
-from dynaplan.config.settings.fields import Options, kebab
+from dynaplan.config.overrides import NEGATIVE, split_overrides, typed_value
+from dynaplan.config.settings.fields import Options, kebab, options_of
 from dynaplan.engines.pulled_models import CATALOGUE
 from dynaplan.util.errors import ConfigError, nearest
 
@@ -34,8 +34,6 @@ class ServiceOptionsCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from dynaplan.config.overrides import split_overrides
-
         overrides, rest = split_overrides(args)
         ctx.obj = list(overrides)
         return super().parse_args(ctx, list(rest))
@@ -227,7 +225,6 @@ def option_hint(name: str, arguments: Sequence[str]) -> str:
 def _section_of(key: str) -> str:
     """Return the section of the stock graphs that has this key; empty for none."""
     from dynaplan.config import stock
-    from dynaplan.config.settings.fields import options_of
     from dynaplan.config.settings.worker import ModelSettings
 
     tables = {

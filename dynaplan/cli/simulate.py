@@ -14,8 +14,16 @@ import click
 
 from dynaplan.cli.options import config_file_option
 from dynaplan.cli.service_options import ServiceOptionsCommand
-from dynaplan.lab.simulate.options import SimulatedGraph, read_graph
+from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.config.settings.worker import SimOptions
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.store_keys import SCALED_ROLES
+from dynaplan.graph.lifecycle import Role
+from dynaplan.lab.simulate.options import SimulatedGraph, SimulateOptions, read_graph
+from dynaplan.models.model import NO_CONSTRAINTS
 from dynaplan.simulation.best_static import BEST_STATIC
+from dynaplan.simulation.outcome import Slo
 from dynaplan.util import screen, tables
 from dynaplan.util.durations import clock
 from dynaplan.util.errors import ConfigError, all_faults
@@ -184,7 +192,6 @@ def many_models(
     from dynaplan.cli.imported_models import read_config_file
     from dynaplan.config.model_entries import planned_models
     from dynaplan.lab.simulate.many_models import constraints_of, models_of, read_models
-    from dynaplan.models.model import NO_CONSTRAINTS
 
     if text or not file:
         return read_models(text) if text else {}, NO_CONSTRAINTS
@@ -222,10 +229,7 @@ def compare_models(
 
 def origins(options: SimulateOptions) -> list[str]:
     """Return a sentence for each estimated profile."""
-    from dynaplan.config.settings.worker import SimOptions
-    from dynaplan.contract.store_keys import SCALED_ROLES
     from dynaplan.engines.sim.profiles import profile_origin
-    from dynaplan.graph.lifecycle import Role
 
     roles = SCALED_ROLES if options.is_disaggregated else (Role.DECODE,)
     engines = [SimOptions.from_options(options.engine_of(role)) for role in roles]
@@ -307,7 +311,6 @@ def text_table(table: Sequence[Mapping[str, Any]], width: int = 0) -> str:
 
 def target_ms(name: str, given: Mapping[str, Any], planner: Mapping[str, Any]) -> float:
     """Return a target in ms: of the command line, or else of the planner's options, or its default."""
-    from dynaplan.config.settings.planner import PlannerSettings
 
     if given[name] is not None:
         return float(given[name])
@@ -322,8 +325,6 @@ def simulation_of(
 
     Raises ConfigError for a value that the graph cannot have.
     """
-    from dynaplan.lab.simulate.options import SimulateOptions
-    from dynaplan.simulation.outcome import Slo
 
     planner, routing = graph.sections["Planner"], graph.routing()
     decode, prefill = graph.engines()
@@ -360,7 +361,6 @@ DEFAULT_STARTUP_S = 60.0
 
 def _without_startup(engine: dict[str, Any]) -> float:
     """Take the start-up time, in seconds, out of the engine's options; 0 when there is none."""
-    from dynaplan.config.settings.worker import SimOptions
 
     startup_s = SimOptions.from_options(engine).startup_time_s
     engine.pop("startup-time", None)
@@ -368,9 +368,6 @@ def _without_startup(engine: dict[str, Any]) -> float:
 
 
 def _targets(text: str | None, mode: str, graph: SimulatedGraph) -> Any:
-    from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
-    from dynaplan.contract.counts import PoolSizes
-
     if text is None:
         prefill = graph.workers(PREFILL_COMPONENT) if mode == "disagg" else 0
         return PoolSizes(prefill, graph.workers(DECODE_COMPONENT))

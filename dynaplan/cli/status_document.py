@@ -34,7 +34,7 @@ from dynaplan.contract.model_keys import (
     model_events_in,
     reports_in,
 )
-from dynaplan.contract.store_keys import FREE_GPUS, DesiredCounts, by_name, fleet_key
+from dynaplan.contract.store_keys import FREE_GPUS, SCALED_ROLES, DesiredCounts, by_name, fleet_key
 from dynaplan.fleet.rules.statefile import planner_keys_of
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.http.routes import ALL_METRICS_PATH, EVENTS, ROUTING_PATH
@@ -42,6 +42,7 @@ from dynaplan.models.model import HOST
 from dynaplan.store.instances import PUBLIC_URL, SERVICES_PREFIX, Instance, public_urls
 from dynaplan.util.documents import parse_object
 from dynaplan.util.durations import wall_clock
+from dynaplan.util.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     import aiohttp
@@ -133,7 +134,6 @@ class StatusReader:
 async def read_store(store: Store, namespace: str) -> DeploymentState:
     """Read what the store has of a deployment; its workers are not asked."""
     from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
-    from dynaplan.util.errors import StoreUnavailable
 
     read = *prefixes(namespace), MODEL_DEMAND.prefix(namespace)
     try:
@@ -258,7 +258,6 @@ def store_document(
 
 def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, Any]:
     """Return what the deployment serves and promises, and the numbers of workers that are asked for."""
-    from dynaplan.contract.store_keys import SCALED_ROLES
 
     settings, desired = configured_planner_settings(found), answers.desired
     return {

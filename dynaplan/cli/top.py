@@ -31,6 +31,7 @@ from dynaplan.cli.status_view import (
 from dynaplan.cli.timing import SCREEN_POLL_S
 from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.util.errors import ConfigError
+from dynaplan.util.screen import colours_wanted
 from dynaplan.util.tables import fold
 from dynaplan.webui.actions import command_arguments, run_command
 
@@ -75,7 +76,6 @@ def check_terminal() -> None:
 async def _run(poller: StatusPoller) -> None:
     """Show the deployment until `q`; the terminal is as it was afterwards."""
     from dynaplan.fleet.deployments import tail
-    from dynaplan.util.screen import colours_wanted
 
     window = curses.initscr()
     try:

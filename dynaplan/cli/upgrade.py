@@ -21,7 +21,7 @@ from dynaplan.cli.restart import replace_workers
 from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.timing import PLUGIN_TIMEOUT_S, SERVE_POLL_S, TAKE_OVER_TIMEOUT_S
 from dynaplan.graph.lifecycle import Worker
-from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT
+from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT, HeartbeatFiles
 from dynaplan.process.signals import run_interruptible
 from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError, all_faults
 
@@ -180,7 +180,6 @@ class Upgrade:
 
     async def _wait_plugin(self, serve: RunningServe) -> None:
         """Return when the fleet plugin of that ``serve`` keeps the workers."""
-        from dynaplan.process.heartbeats import HeartbeatFiles
 
         heartbeats = HeartbeatFiles.of(self._found.runtime_dir)
         deadline_s = time.monotonic() + PLUGIN_TIMEOUT_S

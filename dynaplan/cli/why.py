@@ -24,13 +24,16 @@ from dynaplan.cli.timing import REMOVALS_TIMEOUT_S
 from dynaplan.config.overrides import MODELS
 from dynaplan.contract.holds import RESERVATIONS, ReservedGpus
 from dynaplan.contract.model_keys import model_events_in
+from dynaplan.contract.store_keys import fleet_key
 from dynaplan.fleet.rules.reconcile import Removal, removals_in
 from dynaplan.fleet.rules.statefile import planner_keys_of
 from dynaplan.planner.recorders.decision_log import record_time_s
 from dynaplan.planner.recorders.manual_changes import ManualChange
 from dynaplan.planner.rules.explain import explain, is_change
 from dynaplan.util import screen
+from dynaplan.util.documents import parse_object
 from dynaplan.util.durations import local_time
+from dynaplan.util.errors import StoreUnavailable
 from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
@@ -131,10 +134,7 @@ def _shown(explained: str) -> str:
 
 async def published(namespace: str) -> dict[str, Any]:
     """Read what the fleet plugin publishes; empty where the store does not answer."""
-    from dynaplan.contract.store_keys import fleet_key
     from dynaplan.store import connections
-    from dynaplan.util.documents import parse_object
-    from dynaplan.util.errors import StoreUnavailable
 
     try:
         async with connections.open_store() as store, asyncio.timeout(REMOVALS_TIMEOUT_S):

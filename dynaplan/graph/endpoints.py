@@ -6,6 +6,8 @@ called as plain methods, in a unit test for example.
 
 from __future__ import annotations
 
+import inspect
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -79,8 +81,6 @@ def request_type_of(function: Callable[..., Any], skipped: int = 0) -> type | No
 
     None when there is none, or when the annotations cannot be read.
     """
-    import inspect
-    import typing
 
     try:
         hints = typing.get_type_hints(function)

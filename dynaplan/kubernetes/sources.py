@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynaplan.config.overrides import MODELS, Sections, merge_sections
+from dynaplan.config.overrides import MODELS, Sections, merge_sections, parse_overrides
 from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.servers import TOKEN_VARIABLE
 from dynaplan.contract.store_keys import SCALED_ROLES
@@ -81,7 +81,6 @@ def graph_source(
 
 def running_source(namespace: str | None, overrides: Sequence[str]) -> ExportSource:
     """Return the deployment that runs here, with as many workers as it has now; raises a UserError."""
-    from dynaplan.config.overrides import parse_overrides
     from dynaplan.fleet.deployments import find_deployment
     from dynaplan.fleet.launch import read_launch
 

@@ -6,6 +6,8 @@ ended by itself before it answered, 1 crashed, or cannot start now (no port is f
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +23,7 @@ from dynaplan.config.settings.servers import lease_ttl_s
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.graph.lifecycle import EXIT_CANNOT_START, EXIT_PROGRAM_ENDED, Role
 from dynaplan.process.logfile import LogFile, configure_logging
+from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import (
     ConfigError,
     DeploymentError,
@@ -116,8 +119,6 @@ def main(arguments: Sequence[str], alone: Standalone | None = None) -> int:
         print(f"this worker can never start: {error}", file=sys.stderr, flush=True)
         return EXIT_CANNOT_START
     except Exception:
-        import logging
-
         logging.getLogger(__name__).exception("this worker crashed")
         return EXIT_CRASHED
 
@@ -142,8 +143,6 @@ async def _run_worker(
     log_file: LogFile | None,
     alone: Standalone | None,
 ) -> int:
-    import asyncio
-
     from dynaplan.http.limits import ConnectionLimits
     from dynaplan.store import connections
     from dynaplan.util.sockets import bound_socket, socket_of_stdin
@@ -206,8 +205,6 @@ def _mark_unmanaged(runtime: WorkerRuntime, alone: Standalone, service: Service[
 
 async def _renew_claims(runtime: WorkerRuntime, alone: Standalone) -> None:
     """Check the claims from time to time, as the fleet plugin does those of its workers."""
-    import asyncio
-    import logging
 
     while alone.gpus:
         await runtime.clock.sleep(CLAIMS_POLL_S)
@@ -244,7 +241,6 @@ async def _runtime(
     from dynaplan.process import process_table
     from dynaplan.store import lease_owners
     from dynaplan.store.discovery import Discovery
-    from dynaplan.util.clock import SystemClock
     from dynaplan.worker.worker_runtime import WorkerRuntime
 
     settings = section_options(ServiceConfig.get_instance(), service.name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dynaplan.config.overrides import sections_of
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT, DisaggregationSettings
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
@@ -87,7 +88,6 @@ class SimulatedGraph:
         waiting."""
         from dynaplan.config.frontend import SECTIONS as ROUTED_BY
         from dynaplan.config.frontend import read_settings
-        from dynaplan.simulation.simulated_service import UNLIMITED_QUEUE
 
         sections = [(name, self.sections[name]) for name in ROUTED_BY]
         if not self.is_served:
@@ -127,7 +127,6 @@ class SimulatedGraph:
 
 def read_graph(file: Path | None, overrides: Sequence[str]) -> SimulatedGraph:
     """Read the graph of a file and of ``--Section.key=value``; raises ConfigError for an unreadable one."""
-    from dynaplan.config.overrides import sections_of
     from dynaplan.config.service_config import SERVICE_ARGS, kebab_keys, section_options
     from dynaplan.graph.config import read_config
 
