@@ -45,6 +45,7 @@ from dynaplan.process import process_table
 from dynaplan.util.descriptors import raise_descriptor_limit
 from dynaplan.util.errors import ConfigError, all_faults
 from dynaplan.util.sockets import bound_socket
+from dynaplan.worker.main import Standalone, main
 from dynaplan.worker.server import Address, bind_advertised
 
 GRAPH = "dynaplan.components:Frontend"
@@ -129,7 +130,6 @@ def run(
     component: Component, joined: JoinedNamespace, place: ComponentSockets, *, uses_busy_gpus: bool = False
 ) -> int:
     """Claim the component's GPUs and run it in the foreground; return the exit code."""
-    from dynaplan.worker.main import Standalone, main
 
     raise_descriptor_limit()
     with ExitStack() as stack:

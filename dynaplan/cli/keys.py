@@ -19,6 +19,7 @@ import click
 
 from dynaplan.cli.main import LazyGroup
 from dynaplan.cli.options import json_option, namespace_option
+from dynaplan.cli.running_deployment import service_config
 from dynaplan.config.keys import (
     NAME,
     expires_unix_s,
@@ -32,6 +33,8 @@ from dynaplan.config.keys import (
 from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.fields import Option, options_of
 from dynaplan.config.settings.keys import KeySettings
+from dynaplan.fleet.runtime_dir import write_private
+from dynaplan.gateway.keys.usage import COLUMNS, USAGE_DIRECTORY, Usage, add_up, read_usage
 from dynaplan.util import screen
 from dynaplan.util.errors import ConfigError, DeploymentError, nearest
 from dynaplan.util.tables import text_table
@@ -160,7 +163,6 @@ def revoke(name: str, file: Path | None) -> None:
 def usage(name: str | None, namespace: str | None, days: int, as_csv: bool) -> None:
     """Show what the keys, or that of NAME, had computed: requests and tokens by model."""
     from dynaplan.fleet.deployments import find_deployment
-    from dynaplan.gateway.keys.usage import COLUMNS, USAGE_DIRECTORY, Usage, add_up, read_usage
 
     directory = find_deployment(namespace).log_dir / USAGE_DIRECTORY
     by_day: dict[date, Usage] = {}
@@ -185,7 +187,6 @@ def _file(given: Path | None) -> Path:
     """Return the file that is meant: the one given, that of the only deployment that runs, or the usual."""
     if given:
         return given
-    from dynaplan.cli.running_deployment import service_config
     from dynaplan.fleet.deployments import find_deployment
 
     try:
@@ -201,7 +202,6 @@ def _changed(path: Path) -> Iterator[list[str]]:
 
     Two commands at once wait for each other: the lock is that of the directory. Raises ConfigError.
     """
-    from dynaplan.fleet.runtime_dir import write_private
 
     try:
         directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)

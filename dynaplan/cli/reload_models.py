@@ -19,6 +19,7 @@ from dynaplan.config.model_entries import components_of, planned_models, prefill
 from dynaplan.config.overrides import MODELS, PLANNER, PREFILL
 from dynaplan.config.service_config import COMMON, section_options
 from dynaplan.config.settings.servers import has_no_nats
+from dynaplan.contract.model_orders import change_order
 from dynaplan.graph.lifecycle import Role
 from dynaplan.util.errors import ConfigError
 
@@ -105,7 +106,6 @@ def _others(config: Sections) -> dict[str, Any]:
 
 async def put_away(store: Any, namespace: str, names: tuple[str, ...]) -> None:
     """Have these models leave, after their requests; who waits for one has it loaded again."""
-    from dynaplan.contract.model_orders import change_order
 
     for name in names:
         await change_order(store, namespace, name, {"unload_unix_s": time.time()})

@@ -12,6 +12,7 @@ import click
 
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.config.overrides import sections_of
+from dynaplan.planner.replay import replay
 from dynaplan.util import screen
 from dynaplan.util.tables import fold
 
@@ -36,7 +37,6 @@ def command(context: click.Context, decisions: Path, is_all: bool, is_json: bool
     the decisions differ, and why. Without options it shows whether this version of dynaplan still decides
     as the one that recorded.
     """
-    from dynaplan.planner.replay import replay
 
     options = sections_of(context.obj, ("Planner",))["Planner"]
     replayed = replay(decisions, options)

@@ -33,6 +33,7 @@ from dynaplan.contract.holds import RESERVATIONS, Hold, ReservedGpus, reserved_w
 from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.fleet.rules.statefile import inventory_of, planner_keys_of
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker
+from dynaplan.store import connections
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import ConfigError, TemporaryError, nearest
 from dynaplan.util.progress import ProgressLine
@@ -130,7 +131,6 @@ async def _reserve(
     Of the deployment's ``gpus`` those that nobody has reserved must do for a decode worker; None: need not.
     """
     from dynaplan.fleet.scale_progress import check_alive
-    from dynaplan.store import connections
 
     def change(now: ReservedGpus) -> ReservedGpus:
         for index in chosen:
@@ -234,7 +234,6 @@ def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> bool:
 
 async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> bool:
     """End the reservations of these GPUs, of all without any; return whether there was any."""
-    from dynaplan.store import connections
 
     def without(now: ReservedGpus) -> ReservedGpus:
         return now.without(gpus or frozenset(now.by_gpu))
@@ -254,7 +253,5 @@ async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> bool:
 
 
 async def _end_holds(found: RunningDeployment, chosen: Sequence[Role]) -> WrittenCounts:
-    from dynaplan.store import connections
-
     async with connections.open_store() as store:
         return await write_counts(store, found.namespace, without_holds(chosen))

@@ -38,6 +38,7 @@ from dynaplan.cli.scale_counts import (
 from dynaplan.contract.holds import RoleHolds
 from dynaplan.contract.store_keys import COUNT_KEYS, DesiredCounts
 from dynaplan.graph.lifecycle import Role
+from dynaplan.store import connections
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.progress import ProgressLine
@@ -133,7 +134,6 @@ def _roles(found: RunningDeployment) -> dict[str, Role]:
 async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
     """Scale the deployment, and print when the planner may change the counts again."""
     from dynaplan.fleet.scale_progress import ScaleRequest, check_alive
-    from dynaplan.store import connections
 
     settings, has_gpus = planner_settings(found), bool(gpus_of(found))
     async with connections.open_store() as store:

@@ -20,6 +20,7 @@ from dynaplan.cli.status_document import (
     read_routing,
     store_document,
 )
+from dynaplan.cli.status_poller import StatusPoller
 from dynaplan.cli.status_view import render_page, view_of
 from dynaplan.cli.timing import SCREEN_POLL_S
 from dynaplan.config.settings.planner import PlannerSettings
@@ -95,7 +96,6 @@ async def _asked(
 
 async def _watch(namespace: str | None, *, as_json: bool) -> None:
     """Print the page again and again, over the last one on a terminal, until Ctrl-C."""
-    from dynaplan.cli.status_poller import StatusPoller
 
     poller = StatusPoller(namespace)
     try:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.options import namespace_argument, store_option
+from dynaplan.cli.status_poller import StatusPoller
 from dynaplan.cli.status_view import (
     View,
     render_decision,
@@ -30,6 +31,7 @@ from dynaplan.cli.status_view import (
 )
 from dynaplan.cli.timing import SCREEN_POLL_S
 from dynaplan.contract.store_keys import SCALED_ROLES
+from dynaplan.fleet.deployments import tail
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.screen import colours_wanted
 from dynaplan.util.tables import fold
@@ -48,7 +50,6 @@ def command(namespace: str | None) -> None:
     The keys are shown at the bottom, and `?` explains them. `dynaplan status --watch` shows the same without
     keys.
     """
-    from dynaplan.cli.status_poller import StatusPoller
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
@@ -75,7 +76,6 @@ def check_terminal() -> None:
 
 async def _run(poller: StatusPoller) -> None:
     """Show the deployment until `q`; the terminal is as it was afterwards."""
-    from dynaplan.fleet.deployments import tail
 
     window = curses.initscr()
     try:

@@ -19,10 +19,17 @@ from dynaplan.cli.options import namespace_argument, step_timeout_option
 from dynaplan.cli.reload import reload_lock
 from dynaplan.cli.restart import replace_workers
 from dynaplan.cli.running_deployment import connect
+from dynaplan.cli.serve import warn
+from dynaplan.cli.serve_checks import check_settings
 from dynaplan.cli.timing import PLUGIN_TIMEOUT_S, SERVE_POLL_S, TAKE_OVER_TIMEOUT_S
+from dynaplan.fleet.launch import read_launch
+from dynaplan.fleet.reattach.versions import own_version, read_serve
+from dynaplan.graph.config import check_sections, resolve_graph
 from dynaplan.graph.lifecycle import Worker
+from dynaplan.graph.loading import load_graph
 from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT, HeartbeatFiles
 from dynaplan.process.signals import run_interruptible
+from dynaplan.store import connections
 from dynaplan.util.errors import DeploymentError, DynaplanError, PermanentError, TemporaryError, all_faults
 
 if TYPE_CHECKING:
@@ -53,7 +60,6 @@ def command(namespace: str | None, force: bool, timeout: float | None) -> None:
 
 def check_version(found: RunningDeployment, *, force: bool) -> RunningServe:
     """Return the ``serve`` that runs; raises DeploymentError when it cannot be replaced, or needs not be."""
-    from dynaplan.fleet.reattach.versions import own_version, read_serve
 
     if (owner := os.stat(found.runtime_dir).st_uid) != os.getuid():
         raise DeploymentError(
@@ -78,8 +84,6 @@ def check_version(found: RunningDeployment, *, force: bool) -> RunningServe:
 
 
 def _read_launch(found: RunningDeployment) -> Launch:
-    from dynaplan.fleet.launch import read_launch
-
     try:
         return read_launch(found.runtime_dir)
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -90,10 +94,6 @@ def _read_launch(found: RunningDeployment) -> Launch:
 
 def check_configuration(launch: Launch) -> None:
     """Raise a UserError where this version, in this environment, cannot run the graph or its settings."""
-    from dynaplan.cli.serve import warn
-    from dynaplan.cli.serve_checks import check_settings
-    from dynaplan.graph.config import check_sections, resolve_graph
-    from dynaplan.graph.loading import load_graph
 
     here, directory = Path.cwd(), Path(launch.graph.working_dir)
     os.chdir(directory)
@@ -124,7 +124,6 @@ class Upgrade:
 
         Raises PermanentError when the new version or a new worker does not start.
         """
-        from dynaplan.fleet.reattach.versions import own_version
 
         begun_s = time.monotonic()
         with reload_lock(self._found):
@@ -166,7 +165,6 @@ class Upgrade:
 
     async def _wait_successor(self) -> RunningServe:
         """Return the ``serve`` that follows the one that was found; TemporaryError when none does."""
-        from dynaplan.fleet.reattach.versions import read_serve
 
         deadline_s = time.monotonic() + TAKE_OVER_TIMEOUT_S
         while time.monotonic() < deadline_s:
@@ -195,7 +193,6 @@ class Upgrade:
 
     async def _renew(self) -> int:
         """Replace all workers that are not of this version; return how many."""
-        from dynaplan.store import connections
 
         async with connections.open_store() as store:
             return await replace_workers(store, self._found, self._not_tried(), self._timeout_s)

@@ -12,6 +12,10 @@ import click
 from dynaplan.cli.options import namespace_option
 from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.timing import AWAKE_POLL_S
+from dynaplan.gateway.routing.sleeping_workers import request_wake
+from dynaplan.store import connections
+from dynaplan.store.instances import ASLEEP, SERVICES_PREFIX, Instance
+from dynaplan.store.model import Transaction
 from dynaplan.util.errors import ConfigError, TemporaryError, nearest
 
 if TYPE_CHECKING:
@@ -36,7 +40,6 @@ def command(worker: str | None, namespace: str | None, timeout_s: float) -> None
 
 async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
     """Ask the sleeping workers to wake and wait for it; raises TemporaryError when one does not."""
-    from dynaplan.store import connections
 
     begun_s = time.monotonic()
     async with connections.open_store() as store:
@@ -67,9 +70,6 @@ async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
 
 async def _request_wake(store: Store, namespace: str, asleep: dict[str, tuple[int, str]]) -> None:
     """Request it of each worker; an earlier reason is cleared, so that the next one is the answer."""
-    from dynaplan.gateway.routing.sleeping_workers import request_wake
-    from dynaplan.store.instances import ASLEEP
-    from dynaplan.store.model import Transaction
 
     for instance_id, _ in asleep.values():
         key = ASLEEP.key(namespace, instance_id)
@@ -80,7 +80,6 @@ async def _request_wake(store: Store, namespace: str, asleep: dict[str, tuple[in
 
 async def _sleeping_workers(store: Store, namespace: str) -> dict[str, tuple[int, str]]:
     """Return the instance id of each sleeping worker, and the reason why it cannot be woken, or empty."""
-    from dynaplan.store.instances import ASLEEP
 
     items = await store.list(ASLEEP.prefix(namespace))
     reasons = {ASLEEP.instance(namespace, item.key): item.value for item in items}
@@ -90,7 +89,6 @@ async def _sleeping_workers(store: Store, namespace: str) -> dict[str, tuple[int
 
 async def _instances(store: Store, namespace: str) -> dict[str, int]:
     """Return the instance id of each worker that is registered."""
-    from dynaplan.store.instances import SERVICES_PREFIX, Instance
 
     found: dict[str, int] = {}
     for item in await store.list(f"{SERVICES_PREFIX}{namespace}/"):

@@ -30,6 +30,7 @@ from dynaplan.fleet.rules.statefile import planner_keys_of
 from dynaplan.planner.recorders.decision_log import record_time_s
 from dynaplan.planner.recorders.manual_changes import ManualChange
 from dynaplan.planner.rules.explain import explain, is_change
+from dynaplan.store import connections
 from dynaplan.util import screen
 from dynaplan.util.documents import parse_object
 from dynaplan.util.durations import local_time
@@ -134,7 +135,6 @@ def _shown(explained: str) -> str:
 
 async def published(namespace: str) -> dict[str, Any]:
     """Read what the fleet plugin publishes; empty where the store does not answer."""
-    from dynaplan.store import connections
 
     try:
         async with connections.open_store() as store, asyncio.timeout(REMOVALS_TIMEOUT_S):
