@@ -327,10 +327,8 @@ def _ttl_s(model: FrontendModel) -> float:
 
 def _running(model: FrontendModel) -> RunningModel:
     url = next((each.engine_url for each in model.router.instances), "")
-    return RunningModel(
-        *(model.name, model.state, model.command, url, _ttl_s(model)),
-        *(model.display_name, model.description),
-    )
+    shown = model.display_name, model.description
+    return RunningModel(model.name, model.state, model.command, url, _ttl_s(model), *shown)
 
 
 def _own(model: FrontendModel) -> list[str]:
