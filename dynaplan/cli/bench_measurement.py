@@ -22,7 +22,7 @@ from dynaplan.lab.profiling.load.completions import (
     AnswerStream,
     CompletionClient,
     RequestFailed,
-    open_session,
+    open_client,
     served_model,
 )
 from dynaplan.lab.profiling.load.generator import LoadGenerator
@@ -225,11 +225,11 @@ async def measure(
     """
     raise_descriptor_limit()  # a trace bounds its open requests by nothing
     prompts = PromptPool(is_text=service.is_text, seed=seed)
-    async with open_session(service.api_key, service.tls) as session:
-        model = service.model or await served_model(session, service.url)
+    async with open_client(service.api_key, service.tls) as http:
+        model = service.model or await served_model(http, service.url)
         began_s, cpu_s = time.perf_counter(), time.process_time()
         counters = RequestCounters(slo, began_s)
-        generator = LoadGenerator(CompletionClient(session, service.url, model), prompts, counters)
+        generator = LoadGenerator(CompletionClient(http, service.url, model), prompts, counters)
         work = asyncio.create_task(load.send(generator, began_s))
         is_whole = await _follow(work, generator, counters, load.duration_s, fleet)
         passed_s = time.perf_counter() - began_s

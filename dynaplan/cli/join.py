@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import aiohttp
 
 from dynaplan.cli.running_deployment import find_store, serve_pid
 from dynaplan.cli.timing import JOIN_STORE_TIMEOUT_S, TOKEN_CHECK_TIMEOUT_S
@@ -20,12 +19,12 @@ from dynaplan.fleet.launch import LAUNCH_FILE, Launch
 from dynaplan.fleet.runtime_dir import ensure_token, new_token, read_token
 from dynaplan.fleet.statefile_store import statefile_path
 from dynaplan.graph.config import DEFAULT_NAMESPACE
+from dynaplan.http.client import HttpClient
 from dynaplan.process import process_table
 from dynaplan.store import connections
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from dynaplan.util.errors import ConfigError, DeploymentError, PermanentError, TemporaryError
 from dynaplan.util.masking import mask_secrets
-from dynaplan.worker.endpoint_client import worker_session
 from dynaplan.worker.lifecycle import WHO_PATH
 
 SERVE_VARIABLES = ("DYNAPLAN_RUNTIME_DIR", "DYNAPLAN_LOG_DIR", "DYNAPLAN_PARENT_PID", "DYNAPLAN_WORKER_NAME")
@@ -127,8 +126,8 @@ async def _registered(namespace: str, token: str) -> tuple[Instance, ...]:
     instances = tuple(_readable(item.value for item in items))
     network = process_table.network()
     urls = {each.url: each.worker for each in instances if each.url and each.is_reachable_from(network)}
-    async with worker_session(token, certificates.authorities(os.environ)) as session:
-        refusals = await asyncio.gather(*(_is_refused(session, url, worker) for url, worker in urls.items()))
+    async with HttpClient(token, certificates.authorities(os.environ)) as http:
+        refusals = await asyncio.gather(*(_is_refused(http, url, worker) for url, worker in urls.items()))
     for worker in (worker for worker, refused in zip(urls.values(), refusals, strict=True) if refused):
         raise ConfigError(
             f"the token is not that of namespace {namespace}: {worker} refuses it",
@@ -137,22 +136,21 @@ async def _registered(namespace: str, token: str) -> tuple[Instance, ...]:
     return instances
 
 
-async def _is_refused(session: aiohttp.ClientSession, url: str, worker: str) -> bool:
-    """Return whether the component there refuses the session's token; a silent one does not.
+async def _is_refused(http: HttpClient, url: str, worker: str) -> bool:
+    """Return whether the component there refuses the client's token; a silent one does not.
 
     Raises ConfigError for one whose certificate cannot be believed.
     """
     try:
-        async with asyncio.timeout(TOKEN_CHECK_TIMEOUT_S), session.get(url + WHO_PATH) as response:
-            return response.status == 401
-    except aiohttp.ClientConnectorCertificateError as error:
-        reason = getattr(error.certificate_error, "verify_message", "") or str(error)
-        raise ConfigError(
-            f"the certificate of {worker} at {url} cannot be believed: {reason}",
-            hint="Name the authority that vouches for the components' certificates: --tls-ca FILE.",
-        ) from error
-    except (aiohttp.ClientError, TimeoutError, OSError):
+        answer = await http.request("GET", url + WHO_PATH, timeout_s=TOKEN_CHECK_TIMEOUT_S)
+    except OSError as error:
+        if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+            raise ConfigError(
+                f"the certificate of {worker} at {url} cannot be believed: {error}",
+                hint="Name the authority that vouches for the components' certificates: --tls-ca FILE.",
+            ) from error
         return False
+    return answer.status == 401
 
 
 def _readable(values: Iterable[str]) -> Iterable[Instance]:

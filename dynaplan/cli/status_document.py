@@ -37,6 +37,7 @@ from dynaplan.contract.model_keys import (
 from dynaplan.contract.store_keys import FREE_GPUS, SCALED_ROLES, DesiredCounts, by_name, fleet_key
 from dynaplan.fleet.rules.statefile import planner_keys_of
 from dynaplan.graph.lifecycle import HOLDS_GPUS
+from dynaplan.http.client import get
 from dynaplan.http.routes import ALL_METRICS_PATH, EVENTS, ROUTING_PATH
 from dynaplan.models.model import HOST
 from dynaplan.store.instances import PUBLIC_URL, SERVICES_PREFIX, Instance, public_urls
@@ -45,14 +46,13 @@ from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    import aiohttp
-
     from dynaplan.config.settings.planner import PlannerSettings
     from dynaplan.contract.gpus import Gpu
     from dynaplan.engines.worker_load import WorkerLoad
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.fleet.reattach.versions import RunningServe
     from dynaplan.graph.lifecycle import Worker
+    from dynaplan.http.tls import ClientTls
     from dynaplan.planner.ports import WorkerLoadSource
     from dynaplan.store.instances import Instance
     from dynaplan.store.port import Store
@@ -565,15 +565,11 @@ async def read_routing(instances: Iterable[Instance]) -> dict[str, dict[str, str
 
     A frontend that does not answer is left out, as is one that does not route by prefix.
     """
-    import aiohttp
-
     from dynaplan.config import certificates
 
     frontends = {each.worker: each.url for each in instances if PUBLIC_URL in each.card}
-    timeout = aiohttp.ClientTimeout(total=ROUTING_TIMEOUT_S)
-    connector = aiohttp.TCPConnector(ssl=certificates.authorities(os.environ))
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        answers = await asyncio.gather(*(_answer(session, url) for url in frontends.values()))
+    tls = certificates.authorities(os.environ)
+    answers = await asyncio.gather(*(_cache_sources(url, tls) for url in frontends.values()))
     known: dict[str, dict[str, str]] = {}
     for frontend, answer in zip(frontends, answers, strict=True):
         for worker, source in answer.items():
@@ -600,12 +596,9 @@ def routing_lines(known: Mapping[str, Mapping[str, str]]) -> list[str]:
     return lines
 
 
-async def _answer(session: aiohttp.ClientSession, url: str) -> dict[str, str]:
-    import aiohttp
-
+async def _cache_sources(url: str, tls: ClientTls) -> dict[str, str]:
     try:
-        async with session.get(url + ROUTING_PATH) as response:
-            answer = parse_object(await response.text()) if response.status == 200 else {}
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        answer = parse_object((await get(url + ROUTING_PATH, timeout_s=ROUTING_TIMEOUT_S, tls=tls)).body)
+    except (OSError, ValueError):
         return {}
     return {str(worker): str(source) for worker, source in answer.items()}

@@ -31,6 +31,7 @@ from dynaplan.cli.status_document import (
     read_routing,
 )
 from dynaplan.cli.timing import GPU_POLL_S, METRICS_TIMEOUT_S, SLOW_POLL_S, STORE_POLL_S
+from dynaplan.http.client import HttpClient
 from dynaplan.http.routes import LOAD_HISTORY_PATH
 from dynaplan.planner.metrics.exposition import (
     ITL,
@@ -50,8 +51,6 @@ from dynaplan.util.documents import parse_object
 from dynaplan.util.masking import mask_secrets
 
 if TYPE_CHECKING:
-    import aiohttp
-
     from dynaplan.contract.gpus import GpuProcess
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.planner.recorders.manual_changes import ManualChange
@@ -71,7 +70,7 @@ class StatusPoller:
         self._gpus = gpus_of(self.found)
         self._read_uses = uses_reader(self._gpus)
         self._read_activity = activity_reader(self._gpus)
-        self._session: aiohttp.ClientSession | None = None
+        self._http: HttpClient | None = None
         self._read_load = Exposition(
             metrics_prefix(), self.found.namespace, buckets=(TTFT, ITL)
         ).read_by_model
@@ -119,8 +118,8 @@ class StatusPoller:
         return {**document, "by_hand": by_hand, **self._planning("", document["targets"])}
 
     async def close(self) -> None:
-        if self._session:
-            await self._session.close()
+        if self._http:
+            await self._http.close()
         await self._reader.close()
 
     def _refresh(self) -> None:
@@ -175,18 +174,12 @@ class StatusPoller:
 
     async def _get(self, url: str) -> bytes:
         """Return what a frontend answers; nothing when it does not."""
-        import aiohttp
-
         from dynaplan.config import certificates
 
-        if self._session is None:
-            connector = aiohttp.TCPConnector(ssl=certificates.authorities(os.environ))
-            timeout = aiohttp.ClientTimeout(total=METRICS_TIMEOUT_S)
-            self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
+        self._http = self._http or HttpClient(tls=certificates.authorities(os.environ))
         try:
-            async with self._session.get(url, raise_for_status=True) as response:
-                return await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            return (await self._http.get(url, timeout_s=METRICS_TIMEOUT_S)).body
+        except OSError:
             return b""
 
     def _tokens_per_s(self, worker: str, now_s: float, generated: int | None) -> float | None:

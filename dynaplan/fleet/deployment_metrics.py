@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import aiohttp
-
 from dynaplan.config.service_config import ServiceConfig
 from dynaplan.contract.gpus import Gpu, GpuActivity, GpuUse
 from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts, planner_prefix
@@ -24,6 +22,7 @@ from dynaplan.fleet.gpu_inventory import shown_gpus
 from dynaplan.fleet.rules.statefile import Document, fleet_of
 from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import HOLDS_GPUS
+from dynaplan.http.client import HttpClient
 from dynaplan.process.node_directory import node_dir
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from dynaplan.util.blocking_read import BlockingRead
@@ -54,7 +53,7 @@ FleetSample = tuple[str, str, Mapping[str, str], float]
 class DeploymentMetrics:
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
-        self._session: aiohttp.ClientSession | None = None
+        self._http = HttpClient(tls=runtime.client_tls)
         self._answer = b""
         self._answered_s = float("-inf")
         self._one = asyncio.Lock()
@@ -73,8 +72,7 @@ class DeploymentMetrics:
             return self._answer
 
     async def close(self) -> None:
-        if self._session:
-            await self._session.close()
+        await self._http.close()
 
     async def _gather(self, render_own: Callable[[], bytes]) -> str:
         namespace = self._runtime.namespace
@@ -115,12 +113,7 @@ class DeploymentMetrics:
                 continue
             if instance.url:
                 found[instance.worker] = instance.url
-        if self._session is None:
-            connector = aiohttp.TCPConnector(ssl=self._runtime.client_tls)
-            timeout = aiohttp.ClientTimeout(total=METRICS_TIMEOUT_S)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
-        session = self._session
-        texts = await asyncio.gather(*(_fetch(session, url) for url in found.values()))
+        texts = await asyncio.gather(*(_fetch(self._http, url) for url in found.values()))
         return list(zip(found, texts, strict=True))
 
 
@@ -182,12 +175,11 @@ def render_samples(namespace: str, samples: list[FleetSample]) -> str:
     return "".join(lines)
 
 
-async def _fetch(session: aiohttp.ClientSession, url: str) -> str:
+async def _fetch(http: HttpClient, url: str) -> str:
     """Return the metrics of a worker; empty when it does not answer with any."""
     try:
-        async with session.get(f"{url}/metrics", raise_for_status=True) as response:
-            return await response.text()
-    except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError) as error:
+        return (await http.get(f"{url}/metrics", timeout_s=METRICS_TIMEOUT_S)).body.decode()
+    except (OSError, UnicodeDecodeError) as error:
         log.debug("no metrics from %s: %s", url, error)
         return ""
 

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from dynaplan.contract.hook_events import FAILED, MODEL, DecisionEventSource, HookEvent
 from dynaplan.contract.model_keys import ModelEvent
 from dynaplan.graph.lifecycle import Worker, WorkerState
+from dynaplan.http.client import JSON_BODY, HttpClient
 from dynaplan.process.subprocesses import kill_with_group, start_process
 from dynaplan.util.clock import Clock
 from dynaplan.util.errors import ConfigError
@@ -168,13 +169,10 @@ class EventHook:
             raise HookFailed(f"exit code {process.returncode}")
 
     async def _post(self, kind: str, document: bytes) -> None:
-        import aiohttp
-
-        async with aiohttp.ClientSession() as session:
-            headers = {"Content-Type": "application/json"}
-            async with session.post(self.target, data=document, headers=headers) as response:
-                if response.status >= 400:
-                    raise HookFailed(f"it answers {response.status}")
+        async with HttpClient(keeps_connections=False, connect_timeout_s=CALL_TIMEOUT_S) as http:
+            answer = await http.request("POST", self.target, document, JSON_BODY, timeout_s=None)
+        if answer.status >= 300:
+            raise HookFailed(f"it answers {answer.status}")
 
 
 class HookFailed(Exception):

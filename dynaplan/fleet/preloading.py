@@ -9,7 +9,7 @@ from __future__ import annotations
 FIRST = (
     "runpy",
     "uvloop",
-    "aiohttp",
+    "dynaplan.http.client",
     "dynaplan.util.clock",
     "dynaplan.process.process_table",
     "dynaplan.store.etcd",

@@ -1,4 +1,4 @@
-"""Connections to engines, HTTP/1.1 on httptools: a request is one write, and its answer is read as it comes.
+"""Connections to servers, HTTP/1.1 on httptools: a request is one write, and its answer is read as it comes.
 
 1. **Pool.** A connection whose answer was read to its end is kept for the next request to that address, the
    last one first. It goes on being read meanwhile: the engine's end of it, or a byte that nobody asked for,
@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from functools import cache, lru_cache
@@ -44,6 +45,17 @@ class Origin(NamedTuple):
     host: str
     port: int
     is_tls: bool
+
+
+class KeepAlive(NamedTuple):
+    """When the kernel asks whether the other machine is there, and after how many probes it is not."""
+
+    idle_s: int
+    interval_s: int
+    probes: int
+
+
+_KEEPALIVE_OPTIONS = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
 
 
 class Target(NamedTuple):
@@ -183,6 +195,20 @@ class ServerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Close the connection at once, which TLS would do only when the server has agreed."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def have_kernel_probe(self, wanted: KeepAlive) -> None:
+        """Have the kernel find out that the other machine is gone, while nothing is sent over it."""
+        peer: socket.socket | None = self._transport.get_extra_info("socket") if self._transport else None
+        if peer is None or peer.family == socket.AF_UNIX:
+            return
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in zip(_KEEPALIVE_OPTIONS, wanted, strict=True):
+            peer.setsockopt(socket.IPPROTO_TCP, option, value)
+
     def break_off(self, reason: str) -> None:
         """End the connection as if the engine had, for this reason."""
         self._fail(reason, Stalled)
@@ -316,9 +342,18 @@ class ServerConnection(asyncio.Protocol):
 class ConnectionPool:
     """Opens connections, and keeps those that wait for a next request."""
 
-    def __init__(self, tls: ClientTls, batch: StreamBatch) -> None:
+    def __init__(
+        self,
+        tls: ClientTls,
+        batch: StreamBatch,
+        *,
+        unix_socket: str = "",
+        connect_timeout_s: float = timing.CONNECT_TIMEOUT_S,
+    ) -> None:
         self._tls = tls
         self._batch = batch
+        self._unix_socket = unix_socket
+        self._connect_timeout_s = connect_timeout_s
         self._loop = asyncio.get_running_loop()
         self._idle: dict[Origin, list[ServerConnection]] = {}
         self._used: set[ServerConnection] = set()
@@ -340,16 +375,21 @@ class ConnectionPool:
 
     async def open(self, origin: Origin) -> ServerConnection:
         """Return a new connection; raises OSError or TimeoutError."""
-        async with asyncio.timeout(timing.CONNECT_TIMEOUT_S):
-            _, connection = await self._loop.create_connection(
-                lambda: ServerConnection(self._batch, origin),
-                origin.host,
-                origin.port,
-                ssl=self._context(origin),
-            )
+        async with asyncio.timeout(self._connect_timeout_s):
+            if self._unix_socket:
+                _, connection = await self._loop.create_unix_connection(
+                    lambda: ServerConnection(self._batch, origin), self._unix_socket
+                )
+            else:
+                _, connection = await self._loop.create_connection(
+                    lambda: ServerConnection(self._batch, origin),
+                    origin.host,
+                    origin.port,
+                    ssl=self._context(origin),
+                )
         if self._is_closed:  # meanwhile
             connection.close()
-            raise ConnectionError("the frontend is closing")
+            raise ConnectionError("this process is closing")
         self._used.add(connection)
         return connection
 
@@ -395,7 +435,7 @@ class ConnectionPool:
             self._reaping.cancel()
             self._reaping = None
         for connection in (*self._used, *(each for idle in self._idle.values() for each in idle)):
-            connection.close()
+            connection.abort()
         self._idle.clear()
         self._used.clear()
 

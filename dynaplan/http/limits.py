@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 MAX_HEADERS = 100
 MAX_LINE_BYTES = 8190
-"""Largest request line, and largest header, in bytes; aiohttp's own default."""
+"""Largest request line, and largest header, in bytes."""
 
 MAX_HEAD_BYTES = 64 * 1024
 """Largest request line and headers together, in bytes."""

@@ -39,7 +39,7 @@ class BodyTooLarge(Exception):
 
 
 class Headers:
-    """The headers of a request; their names in any case."""
+    """The headers of a request or an answer; their names in any case."""
 
     def __init__(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
         """Take names in lower case, and values as they came."""

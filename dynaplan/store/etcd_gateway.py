@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
-
+from dynaplan.http.client import JSON_BODY, Answer, HttpClient, NotConnected
+from dynaplan.http.connections import KeepAlive
 from dynaplan.store.model import KeyValue
 from dynaplan.store.timing import ETCD_CALL_TIMEOUT_S, ETCD_CONNECT_TIMEOUT_S
 from dynaplan.util.errors import ConfigError, PermanentError, StoreUnavailable
@@ -24,6 +23,7 @@ from dynaplan.util.errors import ConfigError, PermanentError, StoreUnavailable
 Document = dict[str, Any]
 
 DEFAULT_ENDPOINT = "http://localhost:2379"
+UNIX = "unix://"
 # gRPC status codes for which another try is useless: invalid argument, not found, already exists,
 # permission denied, failed precondition, out of range, unimplemented, unauthenticated.
 PERMANENT_CODES = frozenset({3, 5, 6, 7, 9, 11, 12, 16})
@@ -37,7 +37,14 @@ roles."""
 COMMON_NAME_REFUSED = b"CommonName of client"
 """The beginning of etcd's answer to a client certificate that its gateway does not take beside a password."""
 
-FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
+HEADERS = {**JSON_BODY, "Accept": "*/*"}
+"""By ``Accept`` etcd knows calls of its gateway: without it the gateway's own certificate would say who
+calls, and lend its rights to those who have not signed in."""
+
+KEEPALIVE = KeepAlive(idle_s=5, interval_s=2, probes=3)
+"""A quiet watch sends nothing: so the kernel finds out within 11 s that the other machine is gone."""
+
+FAILURES = (OSError, ValueError)
 
 
 class EtcdRefusal(PermanentError):
@@ -55,7 +62,7 @@ class EtcdRefusal(PermanentError):
 
 
 class EtcdGateway:
-    """The client side of the gateway: one HTTP session per endpoint, tried in turn.
+    """The client side of the gateway: one HTTP client per endpoint, tried in turn.
 
     A call that an endpoint certainly did not receive is retried at the next one at once; any other failure
     raises StoreUnavailable, and the next call starts at the next endpoint.
@@ -77,16 +84,16 @@ class EtcdGateway:
         self._credentials = credentials
         self._tls = tls
         self._current = 0
-        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._clients: dict[str, HttpClient] = {}
         self._token = ""
-        self._streams: set[aiohttp.ClientResponse] = set()
         self.closed = asyncio.Event()
 
     async def call(self, path: str, body: Document) -> Document:
         """The first document of the answer; raises StoreUnavailable within the time limit, or EtcdRefusal."""
         try:
-            async with asyncio.timeout(ETCD_CALL_TIMEOUT_S), await self._open(path, body) as response:
-                return _first_document(await response.read())
+            async with asyncio.timeout(ETCD_CALL_TIMEOUT_S):
+                with await self._open(path, body) as answer:
+                    return _first_document(await answer.read())
         except FAILURES as error:
             raise self._unavailable(path, error) from error
 
@@ -100,50 +107,46 @@ class EtcdGateway:
         """
         try:
             async with asyncio.timeout(ETCD_CALL_TIMEOUT_S):
-                response = await self._open(path, body)
-            self._streams.add(response)
+                answer = await self._open(path, body)
             try:
-                _enable_keepalive(response)
-                yield _documents(response, ETCD_CALL_TIMEOUT_S, silence_s)
+                answer.connection.have_kernel_probe(KEEPALIVE)
+                yield _documents(answer, ETCD_CALL_TIMEOUT_S, silence_s)
             finally:
-                self._streams.discard(response)
-                _abort(response)
+                answer.connection.abort()
+                answer.close()
         except FAILURES as error:
             raise self._unavailable(path, error) from error
 
     async def close(self) -> None:
         """Close every connection; calls under way fail, streams end."""
         self.closed.set()
-        for response in self._streams:
-            # Closing its connection would not wake up who reads it.
-            response.content.set_exception(aiohttp.ClientConnectionError("the client is closed"))
-        for session in self._sessions.values():
-            await session.close()
-        await asyncio.sleep(0)  # the socket of a stream that has just ended is closed in the loop's next turn
+        for client in self._clients.values():
+            await client.close()
 
-    async def _open(self, path: str, body: Document) -> aiohttp.ClientResponse:
+    async def _open(self, path: str, body: Document) -> Answer:
         """An answer with status 200, after signing in (again) where that is needed; to be closed."""
         for last_try in (False, True):
             if self._credentials and not self._token:
                 await self._sign_in()
-            response = await self._post(path, body)
-            if response.status == 200:
-                return response
-            async with response:
-                error = _parse_error(await response.read())
+            answer = await self._post(path, body)
+            if answer.status == 200:
+                return answer
+            with answer:
+                error = _parse_error(await answer.read())
             is_signed_out = isinstance(error, EtcdRefusal) and error.is_signed_out
             if last_try or not (self._credentials and is_signed_out):
                 raise error
             self._token = ""
         raise AssertionError("unreachable")
 
-    async def _post(self, path: str, body: Document) -> aiohttp.ClientResponse:
-        headers = {"Authorization": self._token} if self._token else {}
+    async def _post(self, path: str, body: Document) -> Answer:
+        headers = {**HEADERS, "Authorization": self._token} if self._token else HEADERS
+        data = json.dumps(body).encode()
         for attempt in range(len(self._endpoints)):
             endpoint = self._endpoints[self._current]
             try:
-                return await self._session(endpoint).post(path, json=body, headers=headers)
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+                return await self._client(endpoint).send("POST", _base(endpoint) + path, data, headers)
+            except NotConnected:
                 self._current = (self._current + 1) % len(self._endpoints)
                 if attempt + 1 == len(self._endpoints):
                     raise
@@ -151,33 +154,30 @@ class EtcdGateway:
 
     async def _sign_in(self) -> None:
         name, password = self._credentials or ("", "")
-        response = await self._post("/v3/auth/authenticate", {"name": name, "password": password})
-        async with response:
-            if response.status != 200:
-                raise _parse_error(await response.read())
-            self._token = str(_first_document(await response.read())["token"])
+        with await self._post("/v3/auth/authenticate", {"name": name, "password": password}) as answer:
+            if answer.status != 200:
+                raise _parse_error(await answer.read())
+            self._token = str(_first_document(await answer.read())["token"])
 
-    def _session(self, endpoint: str) -> aiohttp.ClientSession:
-        session = self._sessions.get(endpoint)
-        if session is None and not self.closed.is_set():
-            if endpoint.startswith("unix://"):
-                path = endpoint.removeprefix("unix://")
-                connector: aiohttp.BaseConnector = aiohttp.UnixConnector(path, limit=0)
-                base = "http://localhost"
-            else:
-                connector = aiohttp.TCPConnector(ssl=self._tls or True, limit=0)
-                base = endpoint
-            timeout = aiohttp.ClientTimeout(total=None, connect=ETCD_CONNECT_TIMEOUT_S)
-            session = aiohttp.ClientSession(base, connector=connector, timeout=timeout)
-            self._sessions[endpoint] = session
-        if session is None or session.closed:
-            raise aiohttp.ClientConnectionError("the client is closed")
-        return session
+    def _client(self, endpoint: str) -> HttpClient:
+        if self.closed.is_set():
+            raise ConnectionError("the client is closed")
+        if endpoint not in self._clients:
+            self._clients[endpoint] = HttpClient(
+                tls=self._tls or True,
+                unix_socket=endpoint.removeprefix(UNIX) if endpoint.startswith(UNIX) else "",
+                connect_timeout_s=ETCD_CONNECT_TIMEOUT_S,
+            )
+        return self._clients[endpoint]
 
     def _unavailable(self, path: str, error: BaseException) -> StoreUnavailable:
         endpoint = self._endpoints[self._current]
         self._current = (self._current + 1) % len(self._endpoints)
         return StoreUnavailable(f"etcd at {endpoint} did not answer {path}: {_reason(error)}")
+
+
+def _base(endpoint: str) -> str:
+    return "http://localhost" if endpoint.startswith(UNIX) else endpoint
 
 
 def parse_endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -230,52 +230,27 @@ def _normalize_endpoint(endpoint: str) -> str:
     return endpoint.rstrip("/")
 
 
-async def _documents(
-    response: aiohttp.ClientResponse, first_s: float, silence_s: float
-) -> AsyncGenerator[Document]:
+async def _documents(answer: Answer, first_s: float, silence_s: float) -> AsyncGenerator[Document]:
     """Yield one document per line; ends when none has arrived for ``silence_s``.
 
-    Raises TimeoutError when the first does not come within ``first_s``, ServerDisconnectedError at the end.
+    Raises TimeoutError when the first does not come within ``first_s``, ConnectionError at the end.
     """
     pending = b""
     has_begun = False
     while True:
         try:
             async with asyncio.timeout(silence_s if has_begun else first_s):
-                chunk = await response.content.readany()
+                chunk = await answer.read_some()
         except TimeoutError:
             if has_begun:
                 return
             raise
         if not chunk:
-            raise aiohttp.ServerDisconnectedError("the stream ended")
+            raise ConnectionError("the stream ended")
         *lines, pending = (pending + chunk).split(b"\n")
         for line in lines:
             yield _unwrap(json.loads(line))
             has_begun = True
-
-
-def _abort(response: aiohttp.ClientResponse) -> None:
-    """Abort the response and its connection.
-
-    Closed, a TLS connection would wait up to 30 s for the server to close it too. Nothing would wait for it:
-    not the session that had it, nor the loop at its end.
-    """
-    transport = response.connection.transport if response.connection else None
-    if transport:
-        transport.abort()
-    response.close()
-
-
-def _enable_keepalive(response: aiohttp.ClientResponse) -> None:
-    """Let the kernel find out within 11 s that the other machine is gone: a quiet watch sends nothing."""
-    transport = response.connection.transport if response.connection else None
-    peer: socket.socket | None = transport.get_extra_info("socket") if transport else None
-    if peer is None or peer.family == socket.AF_UNIX:
-        return
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
-        peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _first_document(body: bytes) -> Document:

@@ -21,13 +21,12 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
-
 from dynaplan.config.settings.servers import LEASE_TTL_S
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.events.component_events import ComponentEvents
 from dynaplan.events.port import EventPlane, Messenger
 from dynaplan.graph.endpoints import request_type_of
+from dynaplan.http.client import HttpClient
 from dynaplan.http.tls import ClientTls, ServerTls
 from dynaplan.process.identity import LeaseOwner
 from dynaplan.process.signals import on_signals
@@ -40,7 +39,7 @@ from dynaplan.util.connection import OnFirstUse
 from dynaplan.util.errors import ConfigError
 from dynaplan.util.sockets import bound_socket
 from dynaplan.util.tasks import BackgroundTasks
-from dynaplan.worker.endpoint_client import EndpointClient, worker_session
+from dynaplan.worker.endpoint_client import EndpointClient
 from dynaplan.worker.endpoints import ServedEndpoint
 from dynaplan.worker.lifecycle import HostedService, WorkerLifecycle
 from dynaplan.worker.server import WorkerServer, bind_advertised
@@ -78,7 +77,7 @@ class Runtime:
     server_tls: ServerTls | None = None
     client_tls: ClientTls = True
     _discoveries: dict[str, OnFirstUse[Discovery]] = field(default_factory=dict, init=False)
-    _session: aiohttp.ClientSession | None = field(default=None, init=False)
+    _http: HttpClient | None = field(default=None, init=False)
     _workers: list[WorkerRuntime] = field(default_factory=list, init=False)
     _serving: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
     _watches: BackgroundTasks = field(default_factory=BackgroundTasks, init=False)
@@ -121,10 +120,10 @@ class Runtime:
         return await self._plane()
 
     @property
-    def session(self) -> aiohttp.ClientSession:
+    def http(self) -> HttpClient:
         """The connections to other processes, which all clients share."""
-        self._session = self._session or worker_session(self.token, self.client_tls)
-        return self._session
+        self._http = self._http or HttpClient(self.token, self.client_tls)
+        return self._http
 
     async def serve(self, namespace: str, component: str, endpoints: Sequence[ServedEndpoint]) -> None:
         """Serve the endpoints until a drain is requested and done.
@@ -157,7 +156,7 @@ class Runtime:
         """Drain what is still served, and close every connection, whichever of them fails."""
         self.leave("the program leaves the deployment")
         async with AsyncExitStack() as last_is_first:
-            last_is_first.push_async_callback(self._close_session)
+            last_is_first.push_async_callback(self._close_http)
             last_is_first.push_async_callback(self._plane.close)
             last_is_first.push_async_callback(self._watches.cancel)
             last_is_first.push_async_callback(self._close_discoveries)
@@ -168,9 +167,9 @@ class Runtime:
             for discovery in self._discoveries.values():
                 closing.push_async_callback(discovery.close)
 
-    async def _close_session(self) -> None:
-        if self._session:
-            await self._session.close()
+    async def _close_http(self) -> None:
+        if self._http:
+            await self._http.close()
 
     @contextmanager
     def _counting(self, worker: WorkerRuntime) -> Iterator[None]:
@@ -276,7 +275,7 @@ class RuntimeEndpoint:
         """
         namespace = self.component.namespace
         discovery = await namespace.runtime.discovery(namespace.name)
-        return EndpointClient(self.component.name, self.name, discovery, namespace.runtime.session)
+        return EndpointClient(self.component.name, self.name, discovery, namespace.runtime.http)
 
 
 def _checked(pattern: re.Pattern[str], what: str, name: str) -> str:

@@ -10,13 +10,11 @@ import asyncio
 import json
 import random
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
 
-import aiohttp
-
-from dynaplan.http.tls import ClientTls
+from dynaplan.http.client import JSON_BODY, Answer, HttpClient
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.backoff import Backoff
@@ -24,8 +22,6 @@ from dynaplan.util.errors import DeadlineExceeded, PermanentError, RequestRefuse
 from dynaplan.worker.deadlines import deadline_after, iterate_until, timeout_headers
 from dynaplan.worker.endpoints import to_plain
 from dynaplan.worker.timing import (
-    CONNECT_TIMEOUT_S,
-    CONNECTION_IDLE_S,
     FIND_INSTANCE_S,
     FIND_RETRY_MAX_S,
     FIND_RETRY_MIN_S,
@@ -57,13 +53,13 @@ class EndpointClient:
         component: str,
         endpoint: str,
         discovery: Discovery,
-        session: aiohttp.ClientSession,
+        http: HttpClient,
         find_instance_s: float = FIND_INSTANCE_S,
     ) -> None:
         self._component = component
         self._endpoint = endpoint
         self._discovery = discovery
-        self._session = session
+        self._http = http
         self._find_instance_s = find_instance_s
         self._last = -1
 
@@ -154,7 +150,7 @@ class EndpointClient:
             for instance in choose():
                 is_answering = False
                 try:
-                    async with aclosing(post_request(self._session, instance, body, deadline_s)) as items:
+                    async with aclosing(post_request(self._http, instance, body, deadline_s)) as items:
                         async for item in items:
                             is_answering = True
                             yield item
@@ -195,27 +191,12 @@ def rotate(instance_ids: Sequence[int], last: int) -> tuple[int, ...]:
     return (*ring[begin:], *ring[:begin])
 
 
-JSON = {"Content-Type": "application/json"}
-
-
 class NotAccepted(Exception):
     """An instance refused the request, or died before its first item: another one may take it."""
 
 
-def worker_session(token: str, tls: ClientTls = True) -> aiohttp.ClientSession:
-    """Make a session for calls between workers: it bears their token and has no limits.
-
-    ``tls`` is what workers that speak https are verified by.
-    """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=CONNECTION_IDLE_S, ssl=tls),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-        headers={"Authorization": f"Bearer {token}"} if token else {},
-    )
-
-
 async def post_request(
-    session: aiohttp.ClientSession, instance: Instance, body: bytes, deadline_s: float
+    http: HttpClient, instance: Instance, body: bytes, deadline_s: float
 ) -> AsyncGenerator[Any, None]:
     """Yield the items that the instance answers with.
 
@@ -225,14 +206,13 @@ async def post_request(
     """
     what = f"{instance.component}.{instance.endpoint}"
     try:
-        async with session.post(
-            f"{instance.url}/{instance.endpoint}", data=body, headers=JSON | timeout_headers(deadline_s)
-        ) as response:
-            if response.status != 200:
-                raise _refusal(what, response.status, await _error_text(response))
-            async for line in _lines(response.content):
+        url, headers = f"{instance.url}/{instance.endpoint}", JSON_BODY | timeout_headers(deadline_s)
+        with await http.send("POST", url, body, headers) as answer:
+            if answer.status != 200:
+                raise _refusal(what, answer.status, await _error_text(answer))
+            async for line in answer.lines():
                 yield _item(line, what)
-    except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+    except OSError as error:
         raise NotAccepted(f"{type(error).__name__}: {error}") from error
 
 
@@ -251,17 +231,6 @@ def _refusal(what: str, status: int, text: str) -> Exception:
     return PermanentError(f"{what}: {text}")
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the lines, of any length."""
-    rest: list[bytes] = []
-    async for chunk in content.iter_any():
-        *complete, last = chunk.split(b"\n")
-        for line in complete:
-            yield b"".join((*rest, line))
-            rest.clear()
-        rest.append(last)
-
-
 def _item(line: bytes, what: str) -> Any:
     item = json.loads(line)
     if isinstance(item, dict) and item.keys() == {"error", "error_type"}:
@@ -271,9 +240,9 @@ def _item(line: bytes, what: str) -> Any:
     return item
 
 
-async def _error_text(response: aiohttp.ClientResponse) -> str:
-    text = await response.text()
+async def _error_text(answer: Answer) -> str:
+    text = (await answer.read()).decode(errors="replace")
     try:
         return str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError):
-        return f"status {response.status}: {text[:200]}"
+        return f"status {answer.status}: {text[:200]}"

@@ -16,13 +16,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-import aiohttp
-
 from dynaplan.config.frontend import routes_by_events
 from dynaplan.config.settings.worker import KV_NETWORK_ENGINE, WorkerSettings, engine_of
 from dynaplan.engines import registry
 from dynaplan.engines.kv_events import CARD_KEY, FOLLOWS
 from dynaplan.engines.port import EngineContext
+from dynaplan.http.client import Answer, HttpClient, NotConnected
 from dynaplan.http.messages import Request, Response
 from dynaplan.http.routes import Route
 from dynaplan.store.instances import (
@@ -38,7 +37,6 @@ from dynaplan.store.model import Transaction
 from dynaplan.store.prefix_watcher import PrefixWatcher, value_string
 from dynaplan.store.timing import STORE_CALL_TIMEOUT_S
 from dynaplan.util.errors import PermanentError, TemporaryError
-from dynaplan.worker.endpoint_client import worker_session
 from dynaplan.worker.kv_event_publisher import KvEventPublisher
 from dynaplan.worker.prefill_puller import PrefillPuller
 from dynaplan.worker.routers import RoutedRequests, RouterPresence
@@ -191,38 +189,36 @@ class Relay:
     def __init__(self, engine_url: str, token: str) -> None:
         self._engine_url = engine_url
         self._token = token
-        self._session: aiohttp.ClientSession | None = None
+        self._http: HttpClient | None = None
 
     def routes(self) -> tuple[Route, ...]:
         """Return the routes of the OpenAI API."""
         return (Route("POST", "/v1/*", self.answer),)
 
     async def close(self) -> None:
-        if self._session:
-            await self._session.close()
+        if self._http:
+            await self._http.close()
 
     async def answer(self, request: Request) -> Response | None:
         """Answer as the engine does; 503 when it cannot be reached, and has not begun with the request.
 
         When the engine is lost in the midst of the request, so is the frontend's connection.
         """
-        self._session = self._session or worker_session(self._token)
+        self._http = self._http or HttpClient(self._token)
         headers = {name: value for name in REQUEST_HEADERS if (value := request.headers.get(name))}
         url = self._engine_url + request.target
         try:
-            async with self._session.post(url, data=await request.read(), headers=headers) as upstream:
+            with await self._http.send("POST", url, await request.read(), headers) as upstream:
                 await _stream_back(request, upstream)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        except NotConnected as error:
             return Response.json({"error": f"the engine does not answer: {error}"}, 503)
-        except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
-            raise ConnectionError(f"the engine is lost: {error}") from error
         return None
 
 
-async def _stream_back(request: Request, upstream: aiohttp.ClientResponse) -> None:
-    headers = {name: upstream.headers[name] for name in RESPONSE_HEADERS if name in upstream.headers}
+async def _stream_back(request: Request, upstream: Answer) -> None:
+    headers = {name: value for name in RESPONSE_HEADERS if (value := upstream.headers.get(name))}
     request.connection.start_stream(request, headers, upstream.status)
-    async for piece in upstream.content.iter_any():
+    while piece := await upstream.read_some():
         await request.connection.write(piece)
     await request.connection.end_stream()
 

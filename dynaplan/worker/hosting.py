@@ -6,13 +6,12 @@ import inspect
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import aiohttp
-
 from dynaplan.graph.endpoints import Hook, hooks_of
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.service import Service
+from dynaplan.http.client import HttpClient
 from dynaplan.store.discovery import Discovery
-from dynaplan.worker.endpoint_client import EndpointClient, worker_session
+from dynaplan.worker.endpoint_client import EndpointClient
 from dynaplan.worker.endpoints import ServedEndpoint, call_endpoint, to_plain
 from dynaplan.worker.lifecycle import HostedService
 from dynaplan.worker.timing import FIND_INSTANCE_S
@@ -35,7 +34,7 @@ class Host:
     def __init__(self, service: Service[Any], runtime: WorkerRuntime) -> None:
         self._service = service
         self._runtime = runtime
-        self._session: aiohttp.ClientSession | None = None
+        self._http: HttpClient | None = None
         self._instances: dict[str, Any] = {}
         self._services: dict[str, Service[Any]] = {}
 
@@ -61,8 +60,8 @@ class Host:
 
     async def close(self) -> None:
         """Close the connections of the clients."""
-        if self._session:
-            await self._session.close()
+        if self._http:
+            await self._http.close()
 
     def _make(self, service: Service[Any]) -> Any:
         if service.name in self._instances:
@@ -80,8 +79,8 @@ class Host:
             self._make(dependency)
             return LocalClient(dependency.name, self._served(dependency))
         runtime = self._runtime
-        self._session = self._session or worker_session(runtime.worker_token, runtime.client_tls)
-        return DependencyClient(dependency.name, dependency.endpoints, runtime.discovery, self._session)
+        self._http = self._http or HttpClient(runtime.worker_token, runtime.client_tls)
+        return DependencyClient(dependency.name, dependency.endpoints, runtime.discovery, self._http)
 
     def _served(self, service: Service[Any]) -> dict[str, ServedEndpoint]:
         instance = self._instances[service.name]
@@ -120,12 +119,12 @@ class DependencyClient:
         service: str,
         endpoints: Iterable[str],
         discovery: Discovery,
-        session: aiohttp.ClientSession,
+        http: HttpClient,
         find_instance_s: float = FIND_INSTANCE_S,
     ) -> None:
         self._service = service
         self._clients = {
-            name: EndpointClient(service, name, discovery, session, find_instance_s) for name in endpoints
+            name: EndpointClient(service, name, discovery, http, find_instance_s) for name in endpoints
         }
 
     def __getattr__(self, name: str) -> Call:

@@ -30,11 +30,9 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-import aiohttp
-
 from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.http.client import HttpClient
 from dynaplan.util.errors import PermanentError, TemporaryError
-from dynaplan.worker.endpoint_client import worker_session
 from dynaplan.worker.timing import (
     ROUTER_ANSWER_TIMEOUT_S,
     ROUTER_POLL_MAX_S,
@@ -196,21 +194,19 @@ class RoutedRequests:
         runtime = self._runtime
         wanted = runtime.component, EVERY_COMPONENT
         routers = {each.url for each in runtime.discovery.all() if each.card.get(ROUTES_TO) in wanted}
-        async with worker_session(runtime.worker_token, runtime.client_tls) as session:
-            asked = asyncio.gather(*(self._notify_router(session, url, notice) for url in routers))
+        async with HttpClient(runtime.worker_token, runtime.client_tls) as http:
+            asked = asyncio.gather(*(self._notify_router(http, url, notice) for url in routers))
             in_engine, answers = await asyncio.gather(self._count_in_engine(), asked)
         answered = [answer for answer in answers if answer is not None]
         return InFlightReport(len(routers), len(answered), sum(answered), in_engine, self._is_counted)
 
-    async def _notify_router(self, session: aiohttp.ClientSession, url: str, notice: str) -> int | None:
+    async def _notify_router(self, http: HttpClient, url: str, notice: str) -> int | None:
         """Announce it to a router; return how many requests it has here, None without an answer."""
         try:
-            async with asyncio.timeout(ROUTER_ANSWER_TIMEOUT_S):
-                async with session.post(f"{url}/{notice}/{self._runtime.instance_id:x}") as response:
-                    response.raise_for_status()
-                    answer = await response.json()
-            return int(answer["in_flight"])
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+            where = f"{url}/{notice}/{self._runtime.instance_id:x}"
+            answer = await http.request("POST", where, timeout_s=ROUTER_ANSWER_TIMEOUT_S)
+            return int(answer.checked().json()["in_flight"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
             log.debug("the router at %s does not report its requests here: %r", url, error)
             return None
 

@@ -11,7 +11,7 @@ from dynaplan.lab.profiling.load.completions import (
     AnswerStream,
     CompletionClient,
     RequestFailed,
-    open_session,
+    open_client,
 )
 from dynaplan.lab.profiling.load.generator import LoadGenerator
 from dynaplan.lab.profiling.load.prompts import PromptPool
@@ -58,8 +58,8 @@ async def generate(
     """Send that many streaming completions, some at a time; prompts share all of their whole blocks."""
     blocks = tuple(range(prompt_tokens // BLOCK_TOKENS))
     request = TracedRequest(0.0, prompt_tokens, tokens, blocks, BLOCK_TOKENS)
-    async with open_session() as session:
-        counter = _Counter(requests, CompletionClient(session, url, model))
+    async with open_client() as http:
+        counter = _Counter(requests, CompletionClient(http, url, model))
         started_s = time.perf_counter()
         await counter.load.closed_loop(min(concurrency, requests), request)
         counter.result.seconds = time.perf_counter() - started_s

@@ -9,7 +9,7 @@ import uvloop
 
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.engines.sim.profiles import timing_for
-from dynaplan.lab.profiling.load.completions import CompletionClient, open_session
+from dynaplan.lab.profiling.load.completions import CompletionClient, open_client
 from dynaplan.lab.profiling.load.meters import DecodeMeter
 from dynaplan.lab.profiling.load.prompts import PromptPool
 from dynaplan.lab.profiling.load_points import DecodeLoad
@@ -36,8 +36,8 @@ async def _measured(url: str, load: DecodeLoad, repeats: int) -> tuple[list[floa
     context_tokens = load.concurrency * (load.isl_tokens + load.osl_tokens // 2)
     expected_ms = timing.decode_ms(load.concurrency, context_tokens)
     costs_us, errors = [], []
-    async with open_session() as session:
-        meter = DecodeMeter(CompletionClient(session, url, MODEL), PromptPool(is_text=True))
+    async with open_client() as http:
+        meter = DecodeMeter(CompletionClient(http, url, MODEL), PromptPool(is_text=True))
         for _ in range(repeats + 1):
             before_s = time.process_time()
             measured = await meter.measure(load)

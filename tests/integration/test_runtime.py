@@ -137,7 +137,7 @@ async def test_the_endpoint_gives_up_at_the_deadline_also_when_its_client_cannot
     await serve(component, {"slow": backend.slow})
     (instance,) = (await runtime.discovery("joined")).instances("frozen", "slow")
     headers = {"X-Dynaplan-Timeout-Ms": "200"}
-    async with runtime.session.post(f"{instance.url}/slow", headers=headers) as response:
+    with await runtime.http.send("POST", f"{instance.url}/slow", headers=headers) as response:
         lines = (await response.read()).splitlines()
     assert lines[0] == b"1"
     assert b"DeadlineExceeded" in lines[1]

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from dynaplan.http.client import HttpClient
 from dynaplan.http.limits import ConnectionLimits
 from dynaplan.http.messages import Request, Response
 from dynaplan.http.routes import Route
@@ -19,7 +20,6 @@ from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import PermanentError, RequestRefused, TemporaryError
 from dynaplan.util.sockets import bound_socket
-from dynaplan.worker.endpoint_client import worker_session
 from dynaplan.worker.endpoints import ServedEndpoint, internal_route, public_route
 from dynaplan.worker.hosting import DependencyClient
 from dynaplan.worker.server import DRAINING_HEADER, WORKER_LIMITS, WorkerServer
@@ -70,13 +70,14 @@ class Plant:
     def __init__(self) -> None:
         self.store = FakeStore()
         self.discovery = Discovery(self.store, "ns")
-        self.session = worker_session(TOKEN)
+        self.http = HttpClient(TOKEN)
+        self.session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"})
         self.servers: list[WorkerServer] = []
         self.client = DependencyClient(
             "Backend",
             ("generate", "slow", "plain", "broken", "large"),
             self.discovery,
-            self.session,
+            self.http,
             find_instance_s=0.5,
         )
 
@@ -104,6 +105,7 @@ async def plant() -> AsyncIterator[Plant]:
     made = Plant()
     await made.discovery.start()
     yield made
+    await made.http.close()
     await made.session.close()
     for server in made.servers:
         await server.stop()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dynaplan.http.client import JSON_BODY, HttpClient, WholeAnswer
 from dynaplan.util.documents import parse_object
 from dynaplan.util.errors import PermanentError, RequestRefused, TemporaryError
-
-if TYPE_CHECKING:
-    from aiohttp import ClientSession
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -36,22 +35,15 @@ class ServerClient:
     def __init__(self, url: str, token: str, *, takes_any_status: bool = False) -> None:
         self.url = url
         self._takes_any_status = takes_any_status
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._session: ClientSession | None = None
+        self._token = token
+        self._http = self._new_http()
 
     async def text(self, path: str, timeout_s: float) -> str:
         """Get the text at that path; raises UnexpectedStatus for an answer that does not count."""
-        import aiohttp
-
-        try:
-            timeout = aiohttp.ClientTimeout(total=timeout_s)
-            async with self._open_session().get(self.url + path, timeout=timeout) as response:
-                data = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise TemporaryError(f"{path} of the engine: {_describe(error)}") from error
-        if response.status != 200 and not self._takes_any_status:
-            raise UnexpectedStatus(f"{path} of the engine answered {response.status}")
-        return data.decode(errors="replace")
+        answer = await self._request("GET", path, timeout_s)
+        if answer.status != 200 and not self._takes_any_status:
+            raise UnexpectedStatus(f"{path} of the engine answered {answer.status}")
+        return answer.text
 
     async def is_ready(self, path: str, timeout_s: float = 2.0) -> bool:
         try:
@@ -72,51 +64,41 @@ class ServerClient:
         Raises PermanentError when the engine will never answer this request (4xx), and RequestRefused when
         the engine blames the request for that.
         """
-        import aiohttp
-
-        headers = {"X-Request-Id": request_id, **(trace or {})}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+        headers = {**JSON_BODY, "X-Request-Id": request_id, **(trace or {})}
         try:
-            async with self._open_session().post(
-                self.url + path, json=body, headers=headers, timeout=timeout
-            ) as response:
-                text = (await response.read()).decode(errors="replace")
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            answer = await self._http.request(
+                "POST", self.url + path, json.dumps(body).encode(), headers, timeout_s=None
+            )
+        except OSError as error:
             raise TemporaryError(f"the engine did not answer {request_id}: {_describe(error)}") from error
-        if response.status == 200:
+        text = answer.text
+        if answer.status == 200:
             return _object(text, path)
-        message = f"the engine answered {request_id} with {response.status}: {text[:MAX_ERROR_LENGTH]}"
-        if response.status in BAD_REQUEST_STATUSES:
-            raise RequestRefused(f"the engine answered: {text[:MAX_ERROR_LENGTH]}", status=response.status)
-        if 400 <= response.status < 500 and response.status not in RETRYABLE_STATUSES:
+        message = f"the engine answered {request_id} with {answer.status}: {text[:MAX_ERROR_LENGTH]}"
+        if answer.status in BAD_REQUEST_STATUSES:
+            raise RequestRefused(f"the engine answered: {text[:MAX_ERROR_LENGTH]}", status=answer.status)
+        if 400 <= answer.status < 500 and answer.status not in RETRYABLE_STATUSES:
             raise PermanentError(message)
         raise TemporaryError(message)
 
     async def command(self, path: str, timeout_s: float) -> int:
         """Post without a body; return the status. Raises TemporaryError without an answer."""
-        import aiohttp
-
-        try:
-            timeout = aiohttp.ClientTimeout(total=timeout_s)
-            async with self._open_session().post(self.url + path, timeout=timeout) as response:
-                await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise TemporaryError(f"{path} of the engine: {_describe(error)}") from error
-        return response.status
+        return (await self._request("POST", path, timeout_s)).status
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        """Break off what is being asked; it can be asked again, when the engine has been started again."""
+        broken_off, self._http = self._http, self._new_http()
+        await broken_off.close()
 
-    def _open_session(self) -> ClientSession:
-        """Open the session, with a connection per request: engines close idle connections at bad moments."""
-        import aiohttp
+    def _new_http(self) -> HttpClient:
+        """Return a client with a connection for each request: engines close idle ones at bad moments."""
+        return HttpClient(self._token, keeps_connections=False, connect_timeout_s=CONNECT_TIMEOUT_S)
 
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, force_close=True)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
-        return self._session
+    async def _request(self, method: str, path: str, timeout_s: float) -> WholeAnswer:
+        try:
+            return await self._http.request(method, self.url + path, timeout_s=timeout_s)
+        except OSError as error:
+            raise TemporaryError(f"{path} of the engine: {_describe(error)}") from error
 
 
 def _object(text: str, path: str) -> dict[str, Any]:

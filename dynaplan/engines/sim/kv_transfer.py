@@ -10,11 +10,10 @@ from urllib.parse import quote, urlsplit
 
 from dynaplan.engines.held_hand_offs import HeldHandOffs
 from dynaplan.engines.timing_model.step_timing import hand_off_s
+from dynaplan.http.client import HttpClient
 from dynaplan.http.messages import Request, Response
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession
-
     from dynaplan.engines.sim.api import RemoteKv
 
 log = logging.getLogger(__name__)
@@ -81,8 +80,8 @@ class KvFetcher:
 
     def __init__(self, speedup_ratio: float, worker_token: str) -> None:
         self._speedup_ratio = speedup_ratio
-        self._headers = {"Authorization": f"Bearer {worker_token}"} if worker_token else {}
-        self._session: ClientSession | None = None
+        # Of this machine: a certificate may hold only the name that others use.
+        self._http = HttpClient(worker_token, tls=False)
         self.in_transfer = 0
         self.taken = 0
         self.fallbacks = 0
@@ -105,23 +104,14 @@ class KvFetcher:
 
     async def close(self) -> None:
         """Close the connections to other workers' KV servers, if there are any."""
-        if self._session is not None:
-            await self._session.close()
+        await self._http.close()
 
     async def _take(self, source: RemoteKv) -> bool:
-        import aiohttp
-
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=TAKE_TIMEOUT_S)
-            self._session = aiohttp.ClientSession(timeout=timeout, headers=self._headers)
         host = f"[{source.host}]" if ":" in source.host else source.host
         url = f"{source.scheme}://{host}:{source.port}/kv/{quote(source.request_id, safe='')}/take"
         try:
-            # Of this machine: its certificate may hold only the name that others use.
-            async with self._session.post(url, allow_redirects=False, ssl=False) as response:
-                await response.read()
-                status = response.status
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            status = (await self._http.request("POST", url, timeout_s=TAKE_TIMEOUT_S)).status
+        except OSError as error:
             log.warning("cannot take KV entries from %s: %s; computing them here", url, error)
             return False
         if status != 200:

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import aiohttp
-
 from dynaplan.engines.kv_events import (
     CARD_KEY,
+    EVENT_ID_HEADER,
+    INSTANCE_ID_HEADER,
     SNAPSHOT_PATH,
     TOPIC,
     CacheSnapshot,
@@ -29,6 +29,7 @@ from dynaplan.events.port import EventSubscription
 from dynaplan.events.subjects import Event
 from dynaplan.events.wire_formats import payload_reader
 from dynaplan.gateway import timing
+from dynaplan.http.client import HttpClient
 from dynaplan.http.tls import ClientTls
 from dynaplan.routing.kv_index import IndexSync, KvIndex
 from dynaplan.store.discovery import Discovery
@@ -36,7 +37,6 @@ from dynaplan.store.instances import Instance
 from dynaplan.util.backoff import Backoff
 from dynaplan.util.errors import ConfigError, PermanentError, QueueUnavailable
 from dynaplan.util.tasks import BackgroundTasks
-from dynaplan.worker.endpoint_client import worker_session
 
 if TYPE_CHECKING:
     from dynaplan.worker.worker_runtime import WorkerRuntime
@@ -57,7 +57,7 @@ class Snapshots(Protocol):
     """Where the snapshots of workers' caches come from."""
 
     async def fetch(self, instance: Instance) -> CacheSnapshot:
-        """Fetch all blocks of a worker; raises ValueError, OSError, TimeoutError or aiohttp.ClientError."""
+        """Fetch all blocks of a worker; raises ValueError or OSError."""
         ...
 
     async def close(self) -> None: ...
@@ -67,22 +67,16 @@ class SnapshotClient:
     """Asks workers for the blocks that they hold; by ``tls`` the ones that speak https are verified."""
 
     def __init__(self, token: str, tls: ClientTls = True) -> None:
-        self._token = token
-        self._tls = tls
-        self._session: aiohttp.ClientSession | None = None
+        self._http = HttpClient(token, tls)
 
     async def fetch(self, instance: Instance) -> CacheSnapshot:
         """Ask the worker for all blocks that it holds; raises as ``Snapshots`` says."""
-        self._session = self._session or worker_session(self._token, self._tls)
-        timeout = aiohttp.ClientTimeout(total=timing.SNAPSHOT_TIMEOUT_S)
-        async with self._session.get(f"{instance.url}{SNAPSHOT_PATH}", timeout=timeout) as response:
-            if response.status != 200:
-                raise ValueError(f"it answers with status {response.status}")
-            return CacheSnapshot.of(response.headers, await response.read())
+        answer = await self._http.get(f"{instance.url}{SNAPSHOT_PATH}", timeout_s=timing.SNAPSHOT_TIMEOUT_S)
+        numbers = {name: answer.headers.get(name) for name in (INSTANCE_ID_HEADER, EVENT_ID_HEADER)}
+        return CacheSnapshot.of(numbers, answer.body)
 
     async def close(self) -> None:
-        if self._session:
-            await self._session.close()
+        await self._http.close()
 
 
 class KvCacheFollower:
@@ -252,7 +246,7 @@ class KvCacheFollower:
                 ):
                     await asyncio.sleep(0)
                 self._snapshots_loaded += 1
-            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            except (OSError, ValueError) as error:
                 self._warn_once(f"{instance.worker} does not report its KV blocks: {error or 'no answer'}")
                 await backoff.pause()
         self._sweep()

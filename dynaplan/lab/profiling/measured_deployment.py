@@ -17,14 +17,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import aiohttp
-
 from dynaplan.config import certificates
 from dynaplan.engines.registry import engine_kind
 from dynaplan.fleet.deployments import tail
 from dynaplan.fleet.rules.statefile import Document, arbiter_of, fleet_of
 from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.http.client import get
 from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
 from dynaplan.util.errors import PermanentError, StatefileCorrupt, TemporaryError, UserError
 from dynaplan.util.prometheus_text import read_samples
@@ -291,9 +290,8 @@ async def engine_facts(
 async def _model_gauges(url: str, model: str) -> dict[str, int]:
     """Read the Frontend's gauges of the model, by the end of their names."""
     try:
-        async with _session() as session, session.get(f"{url}/metrics", raise_for_status=True) as response:
-            text = await response.text()
-    except (aiohttp.ClientError, TimeoutError) as error:
+        text = (await get(f"{url}/metrics", timeout_s=METRICS_TIMEOUT_S)).text
+    except OSError as error:
         raise TemporaryError(f"{url}/metrics does not answer: {error or 'no answer in time'}") from error
     return {
         metric: int(value)
@@ -303,7 +301,3 @@ async def _model_gauges(url: str, model: str) -> dict[str, int]:
         for metric in (CONTEXT_METRIC, BLOCK_METRIC)
         if name.endswith(metric) and labels.get("model") == model
     }
-
-
-def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=METRICS_TIMEOUT_S))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from dynaplan.config.overrides import Sections
 from dynaplan.config.settings.worker import SIMULATED
-from dynaplan.lab.profiling.load.completions import CompletionClient, open_session, served_model
+from dynaplan.lab.profiling.load.completions import CompletionClient, open_client, served_model
 from dynaplan.lab.profiling.load.meters import DecodeMeter, measure_prefill, warm_up
 from dynaplan.lab.profiling.load.prompts import PromptPool
 from dynaplan.lab.profiling.load_points import DecodeLoad
@@ -98,9 +98,9 @@ async def run_stage(stage: Stage, loads_of: LoadsOf, journal: Journal, progress:
     progress.report(f"{stage.label}: starting, log in {stage.plan.log_path}")
     async with MeasuredDeployment(stage.plan) as deployment:
         engine = engine_name(stage.config)
-        async with open_session() as session:
-            model = await served_model(session, deployment.url)
-            client = CompletionClient(session, deployment.url, model)
+        async with open_client() as http:
+            model = await served_model(http, deployment.url)
+            client = CompletionClient(http, deployment.url, model)
             prompts = PromptPool(is_text=engine == SIMULATED, seed=SEED)
             await warm_up(client, prompts)
             facts = await engine_facts(model, deployment, engine, stage.max_kv_tokens)

@@ -8,9 +8,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-import aiohttp
-
 from dynaplan.contract.traffic import Traffic
+from dynaplan.http.client import get
 from dynaplan.http.tls import ClientTls, trusted
 from dynaplan.planner.metrics.exposition import (
     DEFAULT_PREFIX,
@@ -80,8 +79,7 @@ class FrontendsTraffic:
         self._tls = tls
         self._clock = clock
         self._exposition = Exposition(prefix, namespace, model, is_one_of_several=is_one_of_several)
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._session: aiohttp.ClientSession | None = None
+        self._timeout_s = timeout_s
         self._frontends: dict[str, _Frontend] = {}
         self._listed: tuple[str, ...] = ()
         self._pulled_s = -math.inf
@@ -131,9 +129,7 @@ class FrontendsTraffic:
         return replace(traffic_of(interval_s, self._seen, dispersion(windows)), arrivals=arrivals)
 
     async def close(self) -> None:
-        """Close the connections to the frontends, if any were opened."""
-        if self._session:
-            await self._session.close()
+        """Do nothing: no connection outlives its pull."""
 
     def _remember(self) -> None:
         for url in self._listed:
@@ -148,7 +144,7 @@ class FrontendsTraffic:
         frontend = self._frontends[url]
         try:
             counts = self._exposition.read(await self._text(f"{url.rstrip('/')}/metrics"))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             level = logging.DEBUG if frontend.problem else logging.WARNING
             log.log(level, "the frontend at %s does not tell its traffic: %s", url, problem)
@@ -160,10 +156,7 @@ class FrontendsTraffic:
         return counts
 
     async def _text(self, url: str) -> bytes:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=self._timeout)
-        async with self._session.get(url, raise_for_status=True, ssl=trusted(url, self._tls)) as response:
-            return await response.read()
+        return (await get(url, timeout_s=self._timeout_s, tls=trusted(url, self._tls))).body
 
     def _compare(self, frontend: _Frontend, now: Counts, at_s: float) -> None:
         before, since_s = frontend.counts, frontend.at_s

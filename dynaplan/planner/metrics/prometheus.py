@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import re
 from collections.abc import Iterator
 from typing import Any
-
-import aiohttp
-from yarl import URL
+from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
 from dynaplan.contract.traffic import Traffic
+from dynaplan.http.client import HttpClient
 from dynaplan.planner.metrics.exposition import (
     DEFAULT_PREFIX,
     ENDED,
@@ -72,15 +72,17 @@ class PrometheusTraffic:
         prefix: str = DEFAULT_PREFIX,
         timeout_s: float = PROMETHEUS_TIMEOUT_S,
     ) -> None:
-        self._url = _parse_endpoint(endpoint) / "api/v1/query"
-        self._shown = str(self._url.with_user(None).with_password(None))
+        address = _parse_endpoint(endpoint)
+        host = address.netloc.rpartition("@")[2]
+        self._shown = f"{address.scheme}://{host}{address.path.rstrip('/')}/api/v1/query"
+        self._headers = {"Content-Type": "application/x-www-form-urlencoded", **_authorization(address)}
         self._namespace = namespace
         self._model = model
         self._served = ServedNames(model)
         self._served.is_served = is_one_of_several
         self._prefix = prefix
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._session: aiohttp.ClientSession | None = None
+        self._timeout_s = timeout_s
+        self._http = HttpClient()
         self._problem = ""
         self._has_warned_unlabelled = False
 
@@ -92,7 +94,7 @@ class PrometheusTraffic:
         try:
             promql = query(self._prefix, self._namespace, interval_s, self._model)
             counts = self._counts(await self._answer(promql))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             return self._missing(interval_s, str(error) or type(error).__name__)
         samples = counts.get((SAMPLES, ""), 0.0)
         if (REQUESTS, "") not in counts and samples < MIN_SAMPLES:
@@ -106,19 +108,17 @@ class PrometheusTraffic:
 
     async def close(self) -> None:
         """Close the connection to the Prometheus server, if one was opened."""
-        if self._session:
-            await self._session.close()
+        await self._http.close()
 
     async def _answer(self, promql: str) -> Any:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=self._timeout)
-        async with self._session.post(self._url, data={"query": promql}) as response:
-            try:
-                document = parse_object(await response.read())
-            except ValueError:
-                raise ValueError(f"status {response.status}, and not what Prometheus answers") from None
+        body = urlencode({"query": promql}).encode()
+        answer = await self._http.request("POST", self._shown, body, self._headers, timeout_s=self._timeout_s)
+        try:
+            document = parse_object(answer.body)
+        except ValueError:
+            raise ValueError(f"status {answer.status}, and not what Prometheus answers") from None
         if document.get("status") != "success":
-            raise ValueError(f"status {response.status}: {document.get('error')}")
+            raise ValueError(f"status {answer.status}: {document.get('error')}")
         return document.get("data")
 
     def _counts(self, data: Any) -> Counts:
@@ -195,17 +195,26 @@ def _label(expression: str, name: str) -> str:
     return f'label_replace({expression}, "is", "{name}", "", "")'
 
 
-def _parse_endpoint(endpoint: str) -> URL:
+def _parse_endpoint(endpoint: str) -> SplitResult:
     try:
-        url = URL(endpoint)
+        url = urlsplit(endpoint)
+        is_address = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:
-        url = URL()
-    if url.scheme not in ("http", "https") or not url.host:
+        is_address = False
+    if not is_address:
         raise ConfigError(
             f"Planner.prometheus-endpoint: {endpoint!r}",
             hint="Expected the address of a Prometheus server, as http://127.0.0.1:9090.",
         )
     return url
+
+
+def _authorization(url: SplitResult) -> dict[str, str]:
+    """Return the header for the user and the password in an address, if it has them."""
+    if url.username is None:
+        return {}
+    pair = f"{unquote(url.username)}:{unquote(url.password or '')}"
+    return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
 
 def _describe_samples(samples: float, interval_s: float, namespace: str) -> str:

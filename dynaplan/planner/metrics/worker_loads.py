@@ -6,9 +6,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-import aiohttp
-
 from dynaplan.engines.worker_load import WorkerLoad
+from dynaplan.http.client import HttpClient
 from dynaplan.http.tls import ClientTls
 from dynaplan.planner.timing import WORKER_TIMEOUT_S
 from dynaplan.util.documents import parse_object
@@ -23,27 +22,21 @@ class HttpWorkerLoads:
     """
 
     def __init__(self, timeout_s: float = WORKER_TIMEOUT_S, tls: ClientTls = True) -> None:
-        self._tls = tls
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._session: aiohttp.ClientSession | None = None
+        self._http = HttpClient(tls=tls)
+        self._timeout_s = timeout_s
 
     async def loads(self, urls: Sequence[str]) -> tuple[WorkerLoad | None, ...]:
         """Read the load at each address; None for one that does not answer in time, or not with a load."""
-        if self._session is None:
-            connector = aiohttp.TCPConnector(ssl=self._tls)
-            self._session = aiohttp.ClientSession(timeout=self._timeout, connector=connector)
-        session = self._session
-        return tuple(await asyncio.gather(*(self._load(session, url) for url in urls)))
+        return tuple(await asyncio.gather(*(self._load(url) for url in urls)))
 
     async def close(self) -> None:
         """Close the connections to the workers, if any were opened."""
-        if self._session:
-            await self._session.close()
+        await self._http.close()
 
-    async def _load(self, session: aiohttp.ClientSession, url: str) -> WorkerLoad | None:
+    async def _load(self, url: str) -> WorkerLoad | None:
         try:
-            async with session.get(f"{url}/load_metrics", raise_for_status=True) as response:
-                return WorkerLoad.from_json(parse_object(await response.read()))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            answer = await self._http.get(f"{url}/load_metrics", timeout_s=self._timeout_s)
+            return WorkerLoad.from_json(parse_object(answer.body))
+        except (OSError, ValueError) as error:
             log.debug("no load from %s: %s: %s", url, type(error).__name__, error)
             return None

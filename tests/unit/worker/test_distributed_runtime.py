@@ -38,7 +38,7 @@ async def runtime(store: FakeStore, clock: Any, closed: list[str]) -> Runtime:
     )
     await made.discovery("ns")
     await made.event_plane()
-    assert not made.session.closed
+    assert not made.http.is_closed
     return made
 
 
@@ -55,7 +55,7 @@ async def test_what_cannot_be_closed_leaves_nothing_else_open(
     monkeypatch.setattr(discovery, "close", fail)
     with pytest.raises(OSError, match="broken"):
         await runtime.close()
-    assert (closed, runtime.session.closed) == (["events"], True)
+    assert (closed, runtime.http.is_closed) == (["events"], True)
 
 
 async def test_a_program_that_does_not_wait_for_the_drain_leaves_nothing_open(
@@ -68,4 +68,4 @@ async def test_a_program_that_does_not_wait_for_the_drain_leaves_nothing_open(
     closing.cancel()
     await asyncio.wait({closing})
     assert (closing.cancelled(), serving.cancelled()) == (True, True)
-    assert (closed, runtime.session.closed) == (["events"], True)
+    assert (closed, runtime.http.is_closed) == (["events"], True)

@@ -1,4 +1,4 @@
-"""A client of ``/v1/completions``: one HTTP session, one service, one model; answers are read cheaply.
+"""A client of ``/v1/completions``: one HTTP client, one service, one model; answers are read cheaply.
 
 Of most events of a stream only the time is kept, and whether they bring tokens; the last ones are parsed,
 which hold the number of tokens, or the error, with which the stream ends.
@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
-
+from dynaplan.http.client import JSON_BODY, HttpClient, NotConnected
 from dynaplan.http.tls import ClientTls
 from dynaplan.util.errors import DeploymentError, PermanentError
 
@@ -172,30 +171,23 @@ REQUEST_TIMEOUT_S = 1800.0
 MODELS_TIMEOUT_S = 10.0
 """Seconds in which the service must name its models."""
 
-JSON_HEADERS = {"Content-Type": "application/json"}
+
+def open_client(api_key: str = "", tls: ClientTls = True) -> HttpClient:
+    """Return a client, to be closed, that waits for a connection as long as for an answer."""
+    return HttpClient(api_key, tls, connect_timeout_s=REQUEST_TIMEOUT_S)
 
 
-def open_session(api_key: str = "", tls: ClientTls = True) -> aiohttp.ClientSession:
-    """Return a session, to be closed, with as many connections as there are requests."""
-    return aiohttp.ClientSession(
-        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-        connector=aiohttp.TCPConnector(limit=0, ssl=tls),
-        timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
-    )
-
-
-async def served_model(session: aiohttp.ClientSession, url: str) -> str:
+async def served_model(http: HttpClient, url: str) -> str:
     """Return the first model that the service names; raises DeploymentError when it names none."""
     try:
-        async with asyncio.timeout(MODELS_TIMEOUT_S), session.get(f"{url}/v1/models") as response:
-            if response.status != 200:
-                raise DeploymentError(
-                    f"{url}/v1/models answers {response.status}: {(await response.text())[:300]}",
-                    hint="With 401, set DYNAPLAN_API_KEY or give --api-key.",
-                )
-            listed = (await response.json(content_type=None))["data"]
-            models = [str(each["id"]) for each in listed]
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        answer = await http.request("GET", f"{url}/v1/models", timeout_s=MODELS_TIMEOUT_S)
+        if answer.status != 200:
+            raise DeploymentError(
+                f"{url}/v1/models answers {answer.status}: {answer.text[:300]}",
+                hint="With 401, set DYNAPLAN_API_KEY or give --api-key.",
+            )
+        models = [str(each["id"]) for each in answer.json()["data"]]
+    except OSError as error:
         raise DeploymentError(
             f"{url} does not answer: {error or type(error).__name__}",
             hint="`dynaplan status` shows what runs.",
@@ -213,8 +205,8 @@ async def served_model(session: aiohttp.ClientSession, url: str) -> str:
 class CompletionClient:
     """Sends prompts, which are JSON (``prompts.PromptPool``), and reads their streamed answers."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, model: str) -> None:
-        self._session = session
+    def __init__(self, http: HttpClient, url: str, model: str) -> None:
+        self._http = http
         self._url = f"{url}/v1/completions"
         self._model = model
 
@@ -243,15 +235,15 @@ class CompletionClient:
     async def _post(self, payload: bytes, stream: AnswerStream) -> None:
         stream.sent_s = time.perf_counter()
         try:
-            async with self._session.post(self._url, data=payload, headers=JSON_HEADERS) as response:
-                if response.status != 200:
-                    raise refusal(response.status, await response.text(errors="replace"))
-                async for data in response.content.iter_any():
-                    stream.take(data, time.perf_counter())
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                with await self._http.send("POST", self._url, payload, JSON_BODY) as answer:
+                    if answer.status != 200:
+                        raise refusal(answer.status, (await answer.read()).decode(errors="replace"))
+                    while data := await answer.read_some():
+                        stream.take(data, time.perf_counter())
         except TimeoutError:
-            limit_s = self._session.timeout.total
-            raise RequestFailed("timed out", f"no whole answer within {limit_s:g} s") from None
-        except aiohttp.ClientConnectorError as error:
+            raise RequestFailed("timed out", f"no whole answer within {REQUEST_TIMEOUT_S:g} s") from None
+        except NotConnected as error:
             raise RequestFailed("cannot connect", str(error)) from None
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             raise RequestFailed("broke off", f"{type(error).__name__}: {error}") from None

@@ -14,7 +14,7 @@ from dynaplan.lab.profiling.load.completions import (
     Answer,
     CompletionClient,
     RequestFailed,
-    open_session,
+    open_client,
     served_model,
 )
 from dynaplan.lab.profiling.load.prompts import PromptPool
@@ -73,9 +73,9 @@ async def server() -> AsyncIterator[tuple[Server, str]]:
 async def ask(server: tuple[Server, str], *pieces: bytes, is_text: bool = False) -> Answer:
     handler, url = server
     handler.pieces = pieces or handler.pieces
-    async with open_session() as session:
+    async with open_client() as http:
         prompt = PromptPool(is_text=is_text).numbered(0, 7)
-        return await CompletionClient(session, url, "m").complete(prompt, 3)
+        return await CompletionClient(http, url, "m").complete(prompt, 3)
 
 
 @pytest.mark.parametrize("pieces", [LIKE_VLLM, LIKE_LLAMACPP])
@@ -108,8 +108,8 @@ async def test_the_request_asks_for_exactly_so_many_tokens(server: tuple[Server,
 
 
 async def test_a_prompt_is_primed_with_one_token_that_is_not_streamed(server: tuple[Server, str]) -> None:
-    async with open_session() as session:
-        await CompletionClient(session, server[1], "m").prime(PromptPool(is_text=False).numbered(0, 7))
+    async with open_client() as http:
+        await CompletionClient(http, server[1], "m").prime(PromptPool(is_text=False).numbered(0, 7))
     body = server[0].bodies[0]
     assert (body["max_tokens"], body["stream"], "stream_options" in body) == (1, False, False)
 
@@ -142,8 +142,8 @@ async def test_a_refusal_is_reported_with_its_reason(server: tuple[Server, str])
 async def test_the_model_that_is_asked_is_the_first_that_the_service_names(
     server: tuple[Server, str],
 ) -> None:
-    async with open_session() as session:
-        assert await served_model(session, server[1]) == "m"
+    async with open_client() as http:
+        assert await served_model(http, server[1]) == "m"
 
 
 @pytest.mark.parametrize(
@@ -159,12 +159,12 @@ async def test_a_service_without_a_model_is_told_in_words(
 ) -> None:
     handler, url = server
     handler.status, handler.models = status, models
-    async with open_session() as session:
+    async with open_client() as http:
         with pytest.raises(DeploymentError, match=said):
-            await served_model(session, url)
+            await served_model(http, url)
 
 
 async def test_a_service_that_is_not_there_is_told_in_words() -> None:
-    async with open_session() as session:
+    async with open_client() as http:
         with pytest.raises(DeploymentError, match="does not answer"):
-            await served_model(session, "http://127.0.0.1:9")
+            await served_model(http, "http://127.0.0.1:9")
