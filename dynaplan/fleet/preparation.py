@@ -52,7 +52,13 @@ from dynaplan.fleet.runtime_dir import (
     token_path,
     write_private,
 )
-from dynaplan.fleet.servers import OwnPlaces, ServerSpec, SharedServers, move_all_into_memory, shared_servers
+from dynaplan.fleet.servers import (
+    OwnPlaces,
+    ServerSpec,
+    SharedServers,
+    all_servers,
+    move_all_into_memory,
+)
 from dynaplan.fleet.statefile_store import DocumentStore, NamespaceLock, StatefileStore, statefile_path
 from dynaplan.fleet.watchers import listening_services, services_stopped_first
 from dynaplan.graph.lifecycle import Worker
@@ -152,7 +158,7 @@ def prepare(
     with _usable(runtime_dir):
         kept = partial(keep, link, "scratch directory")
         scratch_dir = stack.enter_context(scratch_directory(graph.namespace, runtime_dir, os.environ, kept))
-        servers = shared_servers(graph, config, OwnPlaces(runtime_dir, address_dir, scratch_dir))
+        servers = all_servers(graph, config, OwnPlaces(runtime_dir, address_dir, scratch_dir))
         moved = move_all_into_memory(servers.started, scratch_dir)
     endpoint, events = _circus_endpoints(address_dir, ports)
     bare = Launch(

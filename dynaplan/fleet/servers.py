@@ -1,4 +1,5 @@
-"""The servers that the processes of a deployment share: etcd and NATS, our own or named by the environment.
+"""The servers that the processes of a deployment share: etcd and NATS, our own or named by the environment,
+and the keeper of clients' connections (``process.connection_keeper``), where a frontend is.
 
 1. Which are needed: etcd runs when it is the key-value store, and NATS when it is, when prompts go through
    the prefill queue, when frontends route by events or share their bookings by them, and when
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,15 @@ from dynaplan.fleet.runtime_dir import MAX_SOCKET_PATH_BYTES, make_private_direc
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec
 from dynaplan.http.probe import get_health_at
+from dynaplan.process.connection_keeper import KEEPER_VARIABLE
+from dynaplan.process.kernel import isolated_command
 from dynaplan.store import connections
 from dynaplan.util.errors import ConfigError, PermanentError, TemporaryError, UserError
 from dynaplan.util.masking import mask_secrets
 from dynaplan.util.sockets import free_port
+
+KEEPER = "keeper"
+"""The name of the keeper of clients' connections among the servers, and of its directory."""
 
 STORE_DIRECTORY = "store"
 """The name of the key-value store's directory, when the store is ``file``."""
@@ -173,7 +179,7 @@ PROBE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """A server to keep running: etcd, or NATS.
+    """A server to keep running: etcd, NATS, or the keeper of clients' connections.
 
     ``cmd`` is to be started in ``working_dir`` without the variables that begin with one of ``without``;
     ``environment`` is what its clients need. ``socket`` is the path of the unix socket that it listens on, if
@@ -190,6 +196,8 @@ class ServerSpec:
 
     async def is_ready(self) -> bool:
         """Tell whether it answers now, within ``PROBE_TIMEOUT_S``."""
+        if self.name == KEEPER:
+            return bool(self.socket and self.socket.is_socket())
         if self.socket:
             return await _etcd_is_healthy(self.socket)
         port = urlsplit(self.environment["NATS_SERVER"]).port or 0
@@ -316,6 +324,31 @@ logtime: true
             "NATS_AUTH_USERNAME": "",
         },
         data="jetstream",
+    )
+
+
+def all_servers(
+    graph: GraphSpec, config: Mapping[str, Mapping[str, Any]], places: OwnPlaces
+) -> SharedServers:
+    """Return ``shared_servers``, and the keeper of clients' connections where the graph has a frontend."""
+    servers = shared_servers(graph, config, places)
+    if not any(service.role is Role.FRONTEND for service in graph.services):
+        return servers
+    keeper = connection_keeper(places.runtime_dir, places.address_dir)
+    environment = {**servers.environment, **keeper.environment}
+    return replace(servers, started=(*servers.started, keeper), environment=environment)
+
+
+def connection_keeper(runtime_dir: Path, address_dir: Path) -> ServerSpec:
+    """Describe the keeper of clients' connections, which frontends reach by a unix socket."""
+    directory = _private(runtime_dir / KEEPER)
+    socket = address_dir / KEEPER / "socket"
+    return ServerSpec(
+        name=KEEPER,
+        cmd=isolated_command("connection_keeper", str(socket)),
+        working_dir=directory,
+        environment={KEEPER_VARIABLE: str(socket)},
+        socket=socket,
     )
 
 

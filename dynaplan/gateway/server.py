@@ -31,6 +31,7 @@ from dynaplan.gateway.frontend_models import (
     on_demand_model,
     on_demand_settings,
 )
+from dynaplan.gateway.kept_connections import KeptConnections, last_words
 from dynaplan.gateway.keys.counts import KeyCounts
 from dynaplan.gateway.keys.keyring import Keyring
 from dynaplan.gateway.keys.usage import USAGE_DIRECTORY, KeyUsage
@@ -55,6 +56,7 @@ from dynaplan.http.messages import Request, Response
 from dynaplan.http.routes import ROUTING_PATH, Route
 from dynaplan.http.server import Handler, HttpServer
 from dynaplan.http.stream_batching import StreamBatch
+from dynaplan.process.connection_keeper import KEEPER_VARIABLE
 from dynaplan.routing.routing_logic import KV_MODE
 from dynaplan.store.instances import PUBLIC_URL, SLEEP, host_of, is_loopback
 from dynaplan.store.prefix_watcher import PrefixWatcher, value_string
@@ -68,6 +70,10 @@ if TYPE_CHECKING:
     from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
+
+
+HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""By an address of all networks the one by which this machine reaches itself."""
 
 
 class Page(Protocol):
@@ -165,6 +171,7 @@ class FrontendServer:
         self._page = make_page(runtime, settings, self._routes.handle)
         self._routes.page = self._page.handle if self._page else None
         self._server = self._client_server()
+        self._kept: KeptConnections | None = None
 
     def _new_models(self) -> FrontendModels:
         """Return the models that are loaded on request; without any the one of all workers."""
@@ -250,6 +257,10 @@ class FrontendServer:
         listen_on = self._runtime.public_socket
         listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
         is_alone = settings.shared_metrics is None
+        if (keeper := os.environ.get(KEEPER_VARIABLE)) and not self._runtime.server_tls:
+            host, port = listen_on.getsockname()[:2]  # what TLS needs to go on dies with this process
+            self._kept = KeptConnections(keeper, (HERE.get(host, host), port))
+            self._server.keep = self._kept.keep
         self._server.listen(listen_on, is_alone=is_alone, tls=self._runtime.server_tls)
         log.info("the OpenAI API is at %s", self._public_url())
         self._runtime.spawn(
@@ -305,6 +316,8 @@ class FrontendServer:
         if self._page:
             await self._page.close()
         await self._server.close()
+        if self._kept:
+            self._kept.close()
         self._metrics.write()  # at once: a forced stop may cut what follows
         if self._recording:
             await self._recording.write()
@@ -352,13 +365,14 @@ class FrontendServer:
             failed=lambda request: Response(
                 500, {"Content-Type": JSON_TYPE}, error_body(request.path, internal_error())
             ),
+            last_words=last_words,
         )
 
     def _public_url(self) -> str:
         """Return the URL of the public server, as seen from this machine, or from others that see it."""
         host, port = self._server.address
         own = host_of(self._runtime.url).strip("[]")
-        seen = {"0.0.0.0": "127.0.0.1", "::": "::1"} if is_loopback(own) else {"0.0.0.0": own, "::": own}
+        seen = HERE if is_loopback(own) else dict.fromkeys(HERE, own)
         host = seen.get(host, host)
         return url_of(host, port, is_tls=self._runtime.server_tls is not None)
 

@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import cast
+from typing import Protocol, cast
 
 import httptools
 
@@ -61,6 +61,29 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
+class KeptConnection(Protocol):
+    """What somebody else is told of a connection, who goes on with it should this process be killed."""
+
+    def received(self, data: bytes) -> None:
+        """Hear of bytes that the client has sent."""
+
+    def begin_answer(self, last_words: bytes = b"") -> None:
+        """Hear that an answer is being sent, and how it is to end when nobody else ends it."""
+
+    def end_answer(self, *, is_next_coming: bool) -> None:
+        """Hear that it was written, and whether something of another request has come already."""
+
+    def settle(self) -> None:
+        """Hear that the client's kernel has it."""
+
+    def release(self) -> None:
+        """Hear that the connection is closed."""
+
+
+Keep = Callable[[int], KeptConnection | None]
+"""Has a connection kept, by its descriptor; None where it is not."""
+
+
 ReadableBy = Callable[[str, Headers], str]
 """Returns, of a request's path and headers, the web origin whose scripts may read the answer, or "" ."""
 
@@ -77,7 +100,8 @@ class HttpServer:
     """Answers the requests of its connections by ``handle``, and by ``failed`` where that raises.
 
     ``closed`` is called with the reason for each connection that is closed over a limit. ``batch`` gathers
-    the writes of streams. While it ``is_draining``, every answer says "Connection: close".
+    the writes of streams. While it ``is_draining``, every answer says "Connection: close". ``keep`` has new
+    connections kept, and ``last_words`` are then what ends a cut stream of that path.
     """
 
     def __init__(
@@ -89,6 +113,7 @@ class HttpServer:
         batch: StreamBatch | None = None,
         readable_by: ReadableBy = _nobody,
         failed: Callable[[Request], Response] = _server_error,
+        last_words: Callable[[str], bytes] = lambda path: b"",
     ) -> None:
         self.handle = handle
         self.readable_by = readable_by
@@ -98,6 +123,8 @@ class HttpServer:
         self.is_draining = False
         self._acceptor: Acceptor | None = None
         self._watching = BackgroundTasks()
+        self.keep: Keep | None = None
+        self.last_words = last_words
 
     @property
     def address(self) -> tuple[str, int]:
@@ -186,6 +213,8 @@ class ClientConnection(asyncio.Protocol):
         self._unsent_head = b""
         self._written_bytes = 0
         self._drained: asyncio.Future[None] | None = None
+        self._kept: KeptConnection | None = None
+        self._last_words = b""
 
     # -- limits --------------------------------------------------------------------------------------
 
@@ -203,6 +232,8 @@ class ClientConnection(asyncio.Protocol):
             return ()
         if self.transport.get_write_buffer_size():
             return "write_timeout", self._written_bytes - unread_bytes(self.transport)
+        if self._kept is not None and self.is_idle:
+            self._kept.settle()
         return ("head_timeout", self._requests_begun) if self._is_in_head else ()
 
     def close_with(self, status: int, message: str, code: str) -> None:
@@ -226,9 +257,14 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._server.limited.opened(self)
+        if self._server.keep is not None:
+            self._kept = self._server.keep(self.transport.get_extra_info("socket").fileno())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
+        if self._kept is not None:
+            self._kept.release()
+            self._kept = None
         del self._parser  # it leads back here: work for the garbage collector
         self._server.limited.lost(self)
         self._waiting.clear()
@@ -239,6 +275,8 @@ class ClientConnection(asyncio.Protocol):
         self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
+        if self._kept is not None:
+            self._kept.received(data)
         self._head_bytes += len(data)
         rest = memoryview(data)
         while rest and not self._ignores_input:
@@ -387,6 +425,9 @@ class ClientConnection(asyncio.Protocol):
         self.idle_since_s = self._loop.time()
         if self.transport is None:
             return
+        if self._kept is not None:
+            is_next_coming = bool(self._waiting) or self._is_in_head or not request.body.is_complete
+            self._kept.end_answer(is_next_coming=is_next_coming)
         if not self._is_ended:  # cut, or cancelled
             if request.is_http_10 and self._is_started:
                 self.transport.abort()  # closed it would look whole
@@ -470,6 +511,8 @@ class ClientConnection(asyncio.Protocol):
         framing = "" if response.status == 204 else f"Content-Length: {len(body)}\r\n"  # RFC 9110, 8.6
         head = self._head(request, response.status, response.headers, framing)
         self._is_started, self._is_chunked, self._unsent_head = True, False, b""
+        if self._kept is not None:
+            self._kept.begin_answer()
         await self._send(head if request.method == "HEAD" else head + body)
         self._is_ended = True
 
@@ -481,6 +524,8 @@ class ClientConnection(asyncio.Protocol):
         framing = "Transfer-Encoding: chunked\r\n" if self._is_chunked else ""
         self._is_started = True
         self._unsent_head = self._head(request, status, headers, framing)
+        if self._kept is not None and self._is_chunked:
+            self._last_words = self._server.last_words(request.path)
 
     async def write(self, data: bytes) -> None:
         if not data:  # an empty chunk is the last one
@@ -488,6 +533,8 @@ class ClientConnection(asyncio.Protocol):
         data = b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
         if self._unsent_head:
             data, self._unsent_head = self._unsent_head + data, b""
+            if self._kept is not None:
+                self._kept.begin_answer(self._last_words)
         await self._send(data)
 
     def write_now(self, data: bytes) -> bool:
