@@ -173,7 +173,7 @@ async def _wait(store: Store, namespace: str, model: str, wanted: str, timeout_s
 
 async def _read(store: Store, namespace: str) -> DeploymentState:
     answers = await read_store(store, namespace)
-    if answers.is_silent:
+    if answers.is_silent:  # a store that says nothing does not say that the model is unloaded
         raise TemporaryError(answers.troubles[0])
     return answers
 

@@ -151,7 +151,7 @@ class StatusPoller:
         sums: dict[str, Counts] = {}
         for text in texts:
             for model, counts in self._read_load(text).items():
-                for each in {model, ""}:
+                for each in {model, ""}:  # a set: samples without a model count once
                     own = sums.setdefault(each, {})
                     for key, value in counts.items():
                         own[key] = own.get(key, 0.0) + value

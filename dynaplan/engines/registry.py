@@ -30,6 +30,7 @@ ENGINES: Mapping[str, str] = {
 
 def find_engine(name: str) -> EngineKind | None:
     """Return the engine of that name; None for an unknown one."""
+    # Ours first: a package cannot take the place of an engine whose name configurations rely on.
     if name in ENGINES:
         return _kind(import_module(f"dynaplan.engines.{ENGINES[name]}").KIND)
     found = find_entry_point("dynaplan.engines", name)

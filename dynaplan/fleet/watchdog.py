@@ -53,6 +53,8 @@ async def watching(checks: Sequence[Check], clock: Clock) -> AsyncIterator[None]
 
     async def check_all() -> None:
         while True:
+            # One after the other: a check that never returns stops the beats as well, and the supervisor
+            # ends this process.
             for check in checks:
                 try:
                     await check()

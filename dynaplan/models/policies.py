@@ -136,7 +136,7 @@ def _estimate_bytes(
     engine = engine_of(options)
     smallest = min((gpu.memory_bytes for gpu in inventory), default=0)
     given = _configured_memory_fraction(options)
-    if devices and given:
+    if devices and given:  # the owner's word counts before the files: so much is taken, needed or not
         return int(given * smallest)
     need = memory_need(engine, options, gpus)
     if need is None:
@@ -144,6 +144,7 @@ def _estimate_bytes(
     needed = int(need.total_bytes) // max(1, devices)
     if not devices:
         return needed + PROCESS_BYTES
+    # One that takes what it needs has no pool to fill; its graphs and buffers are learnt from its first load.
     if engine_kind(engine).takes_given_memory:
         needed = int(needed * PREALLOCATING_OVERHEAD) + PREALLOCATING_OVERHEAD_BYTES
     return needed

@@ -197,6 +197,7 @@ class Supervisor:
             os.kill(pid, _signal.SIGKILL)
         is_exit = os.WIFEXITED(status)
         is_meant = is_exit or os.WTERMSIG(status) in STOP_SIGNALS
+        # An upgrade writes the file and kills the program for it; any other end finds no use for the file.
         successor = self._successor() if status == _signal.SIGKILL else []
         life.ended(time.monotonic(), is_meant=is_meant, successor=successor)
         if life.is_on_trial or was_on_trial:
@@ -291,7 +292,7 @@ class Supervisor:
         if self._program and (ended := os.waitpid(self._program, os.WNOHANG))[0]:
             status = ended[1]
         for pid in [pid for pid in self._held if pid not in self._ended]:
-            how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            how = os.WEXITED | os.WNOHANG | os.WNOWAIT  # its pid stays its own until the program has noted it
             if (found := os.waitid(os.P_PID, pid, how)) is not None:
                 is_exit = found.si_code == os.CLD_EXITED
                 self._ended.add(pid)

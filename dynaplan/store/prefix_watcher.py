@@ -119,6 +119,7 @@ class PrefixWatcher(Generic[V]):
             case Snapshot(items):
                 now = {item.key: value for item in items if (value := self._read(item)) is not None}
             case Put(item):
+                # Unreadable, it leaves what was there; a Snapshot, which says all there is, does not.
                 if (value := self._read(item)) is not None:
                     now[item.key] = value
             case Deleted(key):

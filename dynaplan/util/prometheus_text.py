@@ -47,6 +47,7 @@ def read_samples(
         if not is_wanted(line.partition("{")[0].partition(" ")[0]):
             continue
         try:
+            # A line at a time: over a whole text the parser ends at the first line that is broken.
             found = [each for family in text_string_to_metric_families(line) for each in family.samples]
         except (ValueError, IndexError, KeyError, TypeError, AttributeError):
             continue
