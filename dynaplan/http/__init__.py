@@ -7,7 +7,7 @@
 | ``acceptor`` | new connections, one at a time, and their TLS handshakes |
 | ``limits`` | slow clients, and too many |
 | ``connections`` | connections to servers, pooled; whole answers and streams |
-| ``client`` | requests to other processes: ``get_json``, and ``HttpClient`` for more than one |
+| ``client`` | requests to other processes: ``get``, and ``HttpClient`` for more than one |
 | ``stream_batching`` | several streams, written together |
 | ``routes``, ``route_table`` | routes, and how they are found |
 | ``trace``, ``request_ids`` | headers that go on from one server to the next |

@@ -217,8 +217,3 @@ async def get(url: str, token: str = "", *, timeout_s: float, tls: ClientTls = T
     """Get what is at that address, over a connection of its own; raises OSError unless the status is 200."""
     async with HttpClient(token, tls, keeps_connections=False, connect_timeout_s=timeout_s) as client:
         return await client.get(url, timeout_s=timeout_s)
-
-
-async def get_json(url: str, token: str = "", *, timeout_s: float, tls: ClientTls = True) -> Any:
-    """Get the JSON document at that address; raises OSError as ``get`` does, and ValueError for no JSON."""
-    return (await get(url, token, timeout_s=timeout_s, tls=tls)).json()

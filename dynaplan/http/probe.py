@@ -1,7 +1,6 @@
-"""A question for a server's health over a bare socket, without an HTTP client.
+"""A question for a server's health over a bare socket, for which any answer will do.
 
-A process that asks little should not import one: aiohttp costs 14 MiB. Only servers of this host are asked,
-so that certificates are not checked.
+Only servers of this host are asked, so that certificates are not checked.
 """
 
 from __future__ import annotations
