@@ -41,7 +41,7 @@ from dynaplan.engines.server.engine_options import (
     ucx_loopback_variable,
 )
 from dynaplan.engines.server.kind import Ask, LaunchLine, ServerKind
-from dynaplan.engines.server.metrics import MetricNames
+from dynaplan.engines.server.metrics import CounterNames, MetricNames
 from dynaplan.engines.server.owners_command import check_engine_command, engine_line
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.util.errors import ConfigError
@@ -91,6 +91,12 @@ METRIC_NAMES = MetricNames(
     # the first moves with every step, the other only when a request ends
     generated=("sglang:generation_tokens_total",),
     progress=(("sglang:realtime_tokens_total",), ("sglang:generation_tokens_total",)),
+    counters=CounterNames(
+        generated=("sglang:realtime_tokens_total",),
+        prompt_tokens=("sglang:realtime_tokens_total",),
+        prompts=("sglang:time_to_first_token_seconds_count",),
+        mode_label="mode",
+    ),
     samples=(
         *("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "sglang:cache_hit_rate"),
         *("sglang:gen_throughput", "sglang:num_used_tokens", "sglang:max_total_num_tokens"),

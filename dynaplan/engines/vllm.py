@@ -48,7 +48,7 @@ from dynaplan.engines.server.engine_options import (
     ucx_loopback_variable,
 )
 from dynaplan.engines.server.kind import Ask, LaunchLine, ServerKind, prefill_first
-from dynaplan.engines.server.metrics import MetricNames
+from dynaplan.engines.server.metrics import CounterNames, MetricNames
 from dynaplan.engines.server.owners_command import check_engine_command, engine_line
 from dynaplan.engines.server.sleep import SleepPaths
 from dynaplan.events.prefill_requests import RemotePrefillRequest
@@ -69,6 +69,13 @@ METRIC_NAMES = MetricNames(
         ("vllm:generation_tokens_total",),
         ("vllm:prompt_tokens_total",),
         ("vllm:iteration_tokens_total_count",),  # moves with every step, so in a long chunked prefill too
+    ),
+    counters=CounterNames(
+        steps=("vllm:iteration_tokens_total_count",),
+        generated=("vllm:generation_tokens_total",),
+        prompt_tokens=("vllm:prompt_tokens_total",),
+        cached_tokens=("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+        prompts=("vllm:time_to_first_token_seconds_count",),
     ),
     sleep_state=("vllm:engine_sleep_state",),
     samples=(

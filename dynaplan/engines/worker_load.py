@@ -9,6 +9,7 @@ from typing import Any
 from dynaplan.config.settings.planner import (
     KV_USAGE_PER_WAITING_REQUEST,
 )
+from dynaplan.engines.engine_counters import EngineCounters
 from dynaplan.util.documents import flag_field, number_field, object_field
 
 
@@ -17,7 +18,7 @@ class WorkerLoad:
     """The load of one worker at one moment; an engine that ``is_asleep`` takes no request.
 
     ``kv_usage`` and ``prefix_hit_rate`` are fractions from 0 to 1; the rest are counts, ``generated_tokens``
-    since the engine's start, 0 where it does not tell them. The wire
+    since the engine's start, 0 where it does not tell them. ``counters`` are those of its steps. The wire
     form is the nested ``worker_stats``/``kv_stats`` JSON of Dynamo 0.3.2; the flat form of 0.2.0 is read too.
     """
 
@@ -30,6 +31,7 @@ class WorkerLoad:
     prefix_hit_rate: float = 0.0
     is_asleep: bool = False
     generated_tokens: int = 0
+    counters: EngineCounters | None = None
 
     def to_json(self) -> dict[str, dict[str, float]]:
         """Return the nested JSON of ``/load_metrics``."""
@@ -47,6 +49,7 @@ class WorkerLoad:
                 "gpu_cache_usage_perc": self.kv_usage,
                 "gpu_prefix_cache_hit_rate": self.prefix_hit_rate,
             },
+            **({"step_stats": self.counters.to_json()} if self.counters else {}),
         }
 
     @classmethod
@@ -54,6 +57,8 @@ class WorkerLoad:
         """Read the nested or the flat form; a missing field is 0. Raises ValueError, and nothing else."""
         nested = [object_field(document, name, {}) for name in ("worker_stats", "kv_stats")]
         flat = {**document, **nested[0], **nested[1]}
+
+        counters = object_field(document, "step_stats", {})
 
         def number(name: str) -> float:
             return number_field(flat, name, 0)
@@ -68,6 +73,7 @@ class WorkerLoad:
             prefix_hit_rate=number("gpu_prefix_cache_hit_rate"),
             is_asleep=flag_field(flat, "is_asleep", False),
             generated_tokens=int(number("generated_tokens")),
+            counters=EngineCounters.from_json(counters) if counters else None,
         )
 
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from dynaplan.planner.backtesting.backtester import BacktestProcess, LiveBacktester
     from dynaplan.planner.ports import Connector, Recorder
     from dynaplan.planner.rules.sla_policy import PerformanceModel
+    from dynaplan.planner.step_learning import StepLearning
     from dynaplan.store.discovery import Discovery
     from dynaplan.store.port import KeyValueStore, Store
     from dynaplan.util.clock import Clock, SystemClock
@@ -270,7 +271,10 @@ def make_planner(
     """
     metrics = HttpWorkerLoads(tls=certificates.authorities(os.environ))
     is_one_of_several = model is not None
-    observer = Observer(*(settings, discovery.instances, metrics, messenger, clock), is_one_of_several)
+    sla_model, learning = _model_and_learning(settings)
+    observer = Observer(
+        *(settings, discovery.instances, metrics, messenger, clock), is_one_of_several, learning
+    )
     connector, end = _connector(settings, store, observer, model)
     log_root = planner_log_root(model.component if model else "")
     log_dir = log_directory(settings, log_root)
@@ -280,16 +284,14 @@ def make_planner(
     records, now = recent_records(log_root, records_of_window(settings)), datetime.now(UTC)
     state = restore_state(records[-1:], settings, now)
     _point_to(log_dir, log_root)
-    sla_model, traffic, backtester = None, None, None
+    traffic, backtester = None, None
     if settings.sees_traffic:
         from dynaplan.planner.inputs import traffic_observer
 
         traffic = traffic_observer(settings, discovery, clock, is_one_of_several=is_one_of_several)
-    if settings.is_by_targets:
-        sla_model = _sla_model(settings)
-        if settings.sizing != "formula":
-            evidence = restore_evidence(records, settings, now)
-            backtester = _backtester(settings, evidence, model)
+    if settings.is_by_targets and settings.sizing != "formula":
+        evidence = restore_evidence(records, settings, now)
+        backtester = _backtester(settings, evidence, model)
     loop = PlannerLoop(
         settings,
         observer,
@@ -320,6 +322,20 @@ def _sla_model(settings: PlannerSettings) -> PerformanceModel:
     if model.profile_note:
         log.warning("the profile %s is %s", settings.profile_results_dir, model.profile_note)
     return model
+
+
+def _model_and_learning(settings: PlannerSettings) -> tuple[PerformanceModel | None, StepLearning | None]:
+    """Return the model of the engines, and what learns their steps; None for a policy without targets."""
+    if not settings.is_by_targets:
+        return None, None
+    from dynaplan.planner.sla_model import has_profile
+    from dynaplan.planner.step_learning import learning_of
+
+    model = _sla_model(settings)
+    config, is_needed = ServiceConfig.get_instance(), not has_profile(settings)
+    if is_needed:
+        log.info("no profile is named: the time of the engines' steps is learnt while they serve")
+    return model, learning_of(settings, config, model.service, is_needed=is_needed)
 
 
 def _backtester(

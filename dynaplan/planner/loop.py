@@ -152,6 +152,7 @@ class PlannerLoop:
             self._unknown = ""
             self._warn_of_short_interval(fleet)
             observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds)
+        observation = replace(observation, learnt=self._observer.learnt())
         if self._traffic:
             observation = await self._with_traffic(observation, self._traffic)
         if self._backtester:

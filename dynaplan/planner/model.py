@@ -17,6 +17,7 @@ from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.contract.holds import RoleHolds
 from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.contract.traffic import Lengths, Traffic, lengths_of, without_usual_bounds
+from dynaplan.planner.learnt_timings import LearntTimings
 from dynaplan.util.documents import check_types, without_defaults
 
 
@@ -264,7 +265,7 @@ class Observation:
     ``traffic`` and ``foresight`` are None for policies that do not plan for targets. ``startup_s`` is the
     time of a worker from start to ready, the slower role's. ``unknown`` says why the fleet and the desired
     counts could not be read, ``failure`` why the previous decision was not carried out; both are "" when
-    all is well. ``holds`` are those in force.
+    all is well. ``holds`` are those in force. ``learnt`` is what the engines' counters have told so far.
     """
 
     at_s: float
@@ -278,10 +279,13 @@ class Observation:
     startup_s: float = 0.0
     holds: RoleHolds = field(default_factory=RoleHolds)
     backtest: BacktestResult | None = None
+    learnt: LearntTimings = field(default_factory=LearntTimings)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that ``from_json`` reads back, without what has its default."""
-        document, holds = without_defaults(replace(self, holds=RoleHolds())), self.holds.to_json()
+        plain = replace(self, holds=RoleHolds(), learnt=LearntTimings())
+        document, holds, learnt = without_defaults(plain), self.holds.to_json(), self.learnt.to_json()
+        document |= {"learnt": learnt} if learnt else {}
         for name in {"traffic", "foresight"} & document.keys():
             document[name] = without_usual_bounds(document[name])
         return {"at_s": self.at_s, **document, **({"holds": holds} if holds else {})}
@@ -307,6 +311,7 @@ class Observation:
             startup_s=document.get("startup_s", 0.0),
             holds=RoleHolds.from_json(document.get("holds", {})),
             backtest=None if backtest is None else BacktestResult.from_json(backtest),
+            learnt=LearntTimings.from_json(document.get("learnt") or {}),
         )
 
 

@@ -17,6 +17,7 @@ from dynaplan.events.prefill_requests import prefill_stream
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.deployment import ScaledComponent
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
+from dynaplan.planner.learnt_timings import LearntTimings
 from dynaplan.planner.sizing.demand_forecast import forecast_traffic
 from dynaplan.planner.timing import QUEUE_TIMEOUT_S, WAITING_LOG_S
 from dynaplan.store.instances import Instance, host_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from dynaplan.planner.forecasting.traffic_history import IntervalLoad
     from dynaplan.planner.model import TrafficForecast
     from dynaplan.planner.ports import Forecaster, TrafficSource, WorkerLoadSource
+    from dynaplan.planner.step_learning import StepLearning
     from dynaplan.util.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -48,8 +50,10 @@ class Observer:
         messenger: Callable[[], Awaitable[Messenger]],
         clock: Clock,
         is_one_of_several: bool = False,
+        learning: StepLearning | None = None,
     ) -> None:
         self._settings = settings
+        self._learning = learning
         component = settings.prefill_component if is_one_of_several else ""
         self._stream = prefill_stream(settings.namespace, component)
         self._instances = instances
@@ -88,8 +92,8 @@ class Observer:
         fleet = self.registered()
         settings = self._settings
         loads, prefill, (depth, queue_missing) = await asyncio.gather(
-            self._loads(settings.decode_component),
-            self._loads(settings.prefill_component),
+            self._loads(Role.DECODE, settings.decode_component),
+            self._loads(Role.PREFILL, settings.prefill_component),
             self._queue_depth(fleet.prefill.ready),
         )
         asleep = sum(load.is_asleep for load in loads)
@@ -109,12 +113,25 @@ class Observer:
         )
 
     async def close(self) -> None:
-        """Close the connections to the workers."""
+        """Keep what was learnt, and close the connections to the workers."""
+        if self._learning:
+            self._learning.save(self._clock.now_s(), is_due=True)
         await self._metrics.close()
 
-    async def _loads(self, component: str) -> list[WorkerLoad]:
+    def learnt(self) -> LearntTimings:
+        """Return what the engines' counters have told so far, and keep it from time to time."""
+        if self._learning is None:
+            return LearntTimings()
+        self._learning.save(self._clock.now_s())
+        return self._learning.known()
+
+    async def _loads(self, role: Role, component: str) -> list[WorkerLoad]:
         urls = [instance.url for instance in self._instances(component)]
         loads = await self._metrics.loads(urls) if urls else ()
+        if self._learning:
+            for url, load in zip(urls, loads, strict=True):
+                if load:
+                    self._learning.read(role, url, load)
         self._loads_by_host |= {host_of(url): load for url, load in zip(urls, loads, strict=True) if load}
         return [load for load in loads if load and math.isfinite(load.kv_usage)]
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from dynaplan.config.settings.planner import PlannerSettings, worker_sizes
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
 from dynaplan.engines.sim.profiles import known_profiles, load_profile, timing_for
-from dynaplan.engines.timing_model.engine_model import EngineSettings
+from dynaplan.engines.timing_model.engine_model import DEFAULT_CONTEXT_TOKENS, EngineSettings
+from dynaplan.engines.timing_model.learnt_timing import UNKNOWN_MACHINE, LearntTiming
 from dynaplan.engines.timing_model.step_timing import FITTED, MeasuredProfile
 from dynaplan.planner.rules.sla_policy import PerformanceModel
 from dynaplan.planner.sizing.formula import DecodeTable, Formula, Piece, PrefillTable, ProfileTables
@@ -105,9 +107,8 @@ def open_profile(profile_results_dir: str, tensor_parallel_size: int = 1) -> Mea
     except ConfigError as error:
         raise ConfigError(
             f"profile-results-dir is '{profile_results_dir}': {error.args[0]}",
-            hint="The SLA planner needs the engine's profile. It is measured once: `dynaplan profile-sla -f "
-            "FILE`, with the file and options of serve, starts the engine by itself, and prints the command "
-            "that serves with the profile; policy: load needs none. For simulated engines: "
+            hint="Leave it out: the planner learns the engine while it serves. Or measure a profile before: "
+            "`dynaplan profile-sla -f FILE`, with the file and options of serve. For simulated engines: "
             f"{', '.join(known_profiles())}.",
         ) from error
 
@@ -119,6 +120,20 @@ def _pre_swept(name: str) -> tuple[str, int]:
         raise ConfigError(f"profile-results-dir is '{name}'", hint=f"Expected {PRE_SWEPT}{_PARTS}.")
     return f"{parts[0]}-{parts[1].rpartition('/')[2]}", int(parts[4])
 
+
+LEARNT = "learnt"
+"""The value of ``profile-results-dir`` that asks for no profile: the engines' steps are learnt."""
+
+
+def has_profile(settings: PlannerSettings) -> bool:
+    """Tell whether a profile says the time of a step; false where none was named, and none is here."""
+    name = settings.profile_results_dir
+    if name == PlannerSettings.profile_results_dir:
+        return Path(name).exists() or settings.sizing == "formula"
+    return name != LEARNT
+
+
+FORMULA_HINT = "Expected a profile in profile-results-dir. Or choose sizing: queueing, which needs none."
 
 WITHOUT_POINTS = ("mocker", *FITTED)
 """Profiles that are formulas: they have no points to interpolate between."""
@@ -149,13 +164,19 @@ def build_sla_model(
     at_once = WorkerSettings.from_options(prefill_engine).max_concurrent_prefills
     prefill = replace(prefill, concurrent_prefills=at_once)
     service = QueueingModel(decode, prefill, is_evenly_routed=router == "round-robin")
+    if settings.sizing == "formula" and not has_profile(settings):
+        raise ConfigError("sizing is 'formula', but there is no profile", hint=FORMULA_HINT)
     formula = _formula(settings) if settings.sizing == "formula" else None
     return PerformanceModel(service, formula, _origin(settings))
 
 
 def _worker_kind(settings: PlannerSettings, engine: Mapping[str, Any], gpus: int) -> WorkerKind:
     name = settings.profile_results_dir
-    if name in WITHOUT_POINTS:
+    if not has_profile(settings):
+        options = SimOptions.from_options({**engine, "profile": None})
+        timing = LearntTiming(UNKNOWN_MACHINE, UNKNOWN_MACHINE).timing()
+        kv_tokens = max(options.context_tokens, DEFAULT_CONTEXT_TOKENS)  # until an engine tells its own
+    elif name in WITHOUT_POINTS:
         options = SimOptions.from_options({**engine, "profile": name})
         timing, kv_tokens = timing_for(options)
     else:
@@ -169,6 +190,8 @@ def _worker_kind(settings: PlannerSettings, engine: Mapping[str, Any], gpus: int
 
 def _origin(settings: PlannerSettings) -> str:
     name = settings.profile_results_dir
+    if not has_profile(settings):
+        return ""
     return "" if name in WITHOUT_POINTS else open_profile(name, settings.decode_engine_num_gpu).origin
 
 

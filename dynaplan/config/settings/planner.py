@@ -36,8 +36,8 @@ class SlaSettings(Settings):
     osl_tokens: int = option(500, "Length of answers until one has been seen", minimum=1)
     profile_results_dir: str = option(
         "profiling_results",
-        "Directory of the engine's profile, or the name of a shipped one",
-        default_text="of the simulated engine in a graph its own, else `profiling_results`",
+        "Directory of the engine's profile, the name of a shipped one, or `learnt` for none",
+        default_text="of the simulated engine in a graph its own, else `profiling_results`, or none",
         path=READ,
     )
     no_correction: bool = option(False, "Trust the profile: do not compare it with what is measured")

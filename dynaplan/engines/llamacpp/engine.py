@@ -125,8 +125,12 @@ class LlamaCppEngine(ServerEngine):
         all_tokens = max(tokens, default=0) if self._checked.is_unified else sum(tokens)
         used_tokens = [slot.used_tokens for slot in slots if slot.is_computing]
         self._context_tokens = min(tokens, default=0)
+        counters = signals.counters
+        if counters:
+            counters = replace(counters, kv_tokens=sum(used_tokens), kv_capacity_tokens=all_tokens)
         return replace(
             signals,
+            counters=counters,
             request_slots=self._slots,
             kv_usage=min(1.0, sum(used_tokens) / all_tokens) if all_tokens else 0.0,
             kv_active=sum(-(-tokens // block_tokens) for tokens in used_tokens),

@@ -44,7 +44,7 @@ from dynaplan.engines.server.engine_options import (
     physical_gpus,
 )
 from dynaplan.engines.server.kind import EXIT_USAGE, LaunchLine, ServerKind
-from dynaplan.engines.server.metrics import MetricNames
+from dynaplan.engines.server.metrics import CounterNames, MetricNames
 from dynaplan.engines.server.owners_command import check_engine_command, engine_line
 from dynaplan.util.errors import ConfigError
 
@@ -308,6 +308,11 @@ METRIC_NAMES = MetricNames(
         ("llamacpp:n_decode_total",),  # moves with every step, so within a long prompt too
         ("llamacpp:tokens_predicted_total",),
         ("llamacpp:prompt_tokens_total",),
+    ),
+    counters=CounterNames(
+        steps=("llamacpp:n_decode_total",),
+        sequences_per_step=("llamacpp:n_busy_slots_per_decode",),
+        prompt_tokens=("llamacpp:prompt_tokens_total",),
     ),
     samples=(
         "llamacpp:requests_processing",

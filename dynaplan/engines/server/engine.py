@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
@@ -340,7 +341,10 @@ class ServerEngine:
     async def _read(self) -> EngineMetrics:
         kind = self._kind
         text = await self._client.text(kind.metrics_path, kind.metrics_timeout_s)
-        return await self._sleep.with_pause(read_metrics(text, kind.metric_names))
+        signals = read_metrics(text, kind.metric_names)
+        if signals.counters:
+            signals = replace(signals, counters=replace(signals.counters, at_s=time.monotonic()))
+        return await self._sleep.with_pause(signals)
 
     async def _ask(
         self, path: str, body: Mapping[str, Any], request_id: str, trace: Mapping[str, str]

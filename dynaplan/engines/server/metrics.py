@@ -7,11 +7,62 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from dynaplan.engines.engine_counters import EngineCounters
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.util.prometheus_text import read_samples
 
 Names = tuple[str, ...]
 """The names of one signal over an engine's versions, tried in order; the first that is there counts."""
+
+Labelled = tuple[Mapping[str, str], float]
+
+
+@dataclass(frozen=True)
+class CounterNames:
+    """One engine's names for what it counts of its steps (``engine_counters``); each for its versions.
+
+    ``generated`` are all tokens of answers; with ``prompts`` (their number) the first ones are left out.
+    ``sequences_per_step`` is a mean over all steps, in place of ``generated``. ``mode_label`` tells samples
+    of one name apart: those of ``decode`` and of ``prefill_compute`` count.
+    """
+
+    steps: Names = ()
+    generated: Names = ()
+    sequences_per_step: Names = ()
+    prompt_tokens: Names = ()
+    cached_tokens: Names = ()
+    prompts: Names = ()
+    mode_label: str = ""
+
+    @property
+    def wanted(self) -> Names:
+        tokens = (*self.prompt_tokens, *self.cached_tokens, *self.prompts)
+        return (*self.steps, *self.generated, *self.sequences_per_step, *tokens)
+
+    def read(
+        self, found: Mapping[str, Sequence[Labelled]], kv_tokens: float, kv_capacity_tokens: float
+    ) -> EngineCounters | None:
+        """Return the counters; None where the engine counts neither prompts nor answers."""
+
+        def total(tried: Names, mode: str = "") -> float:
+            samples = next((found[name] for name in tried if name in found), ())
+            if self.mode_label and mode:
+                samples = [each for each in samples if each[0].get(self.mode_label) == mode]
+            return _sum(samples)
+
+        if not any(name in found for name in (*self.prompt_tokens, *self.generated)):
+            return None
+        steps, prompts = total(self.steps), total(self.prompts)
+        generated = max(0.0, total(self.generated, "decode") - (0.0 if self.mode_label else prompts))
+        computed = total(self.prompt_tokens, "prefill_compute") - total(self.cached_tokens)
+        return EngineCounters(
+            steps=steps,
+            decoded_tokens=steps * total(self.sequences_per_step) if self.sequences_per_step else generated,
+            prompt_tokens=max(0.0, computed),
+            prompts=prompts,
+            kv_tokens=kv_tokens,
+            kv_capacity_tokens=kv_capacity_tokens,
+        )
 
 
 @dataclass(frozen=True)
@@ -47,13 +98,14 @@ class MetricNames:
     progress: tuple[Names, ...] = ()
     samples: Names = ()
     sleep_state: Names = ()
+    counters: CounterNames = CounterNames()
 
     @cached_property
     def wanted(self) -> frozenset[str]:
         single = (
             *(self.running, self.waiting, self.waiting_besides, self.kv_usage, self.kv_active, self.kv_total),
             *(self.kv_info, self.prefix_hits, self.prefix_queries, self.prefix_hit_rate, self.samples),
-            *(self.sleep_state, self.generated),
+            *(self.sleep_state, self.generated, self.counters.wanted),
         )
         return frozenset(name for names in (*single, *self.progress) for name in names)
 
@@ -85,6 +137,7 @@ class EngineMetrics:
     missing: tuple[str, ...] = ()
     is_asleep: bool = False
     has_weights: bool = True
+    counters: EngineCounters | None = None
 
     def load(self, request_slots: int = 0) -> WorkerLoad:
         return WorkerLoad(
@@ -97,10 +150,8 @@ class EngineMetrics:
             prefix_hit_rate=self.prefix_hit_rate,
             is_asleep=self.is_asleep,
             generated_tokens=self.generated,
+            counters=self.counters,
         )
-
-
-Labelled = tuple[Mapping[str, str], float]
 
 
 def read_metrics(text: str, names: MetricNames) -> EngineMetrics:
@@ -141,6 +192,7 @@ def read_metrics(text: str, names: MetricNames) -> EngineMetrics:
         missing=tuple(missing),
         is_asleep=any(_says(sample, "awake", 0) for sample in states),
         has_weights=not any(_says(sample, "discard_all", 1) for sample in states),
+        counters=names.counters.read(found, kv_active * (block_tokens or 1), kv_total * (block_tokens or 1)),
     )
 
 

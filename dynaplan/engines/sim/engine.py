@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -222,6 +223,9 @@ class SimEngine:
     def load(self) -> WorkerLoad:
         """The model's load; requests whose KV entries are on their way here count as waiting."""
         load = self._model.load()
+        if counters := load.counters:
+            busy_s = counters.busy_s / (self._options.speedup_ratio or math.inf)
+            load = replace(load, counters=replace(counters, at_s=time.monotonic(), busy_s=busy_s))
         in_transfer = self._fetcher.in_transfer
         if not in_transfer and not self._is_asleep:
             return load

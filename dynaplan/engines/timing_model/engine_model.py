@@ -21,6 +21,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from dynaplan.config.settings.worker import EngineOptions, SimOptions
+from dynaplan.engines.engine_counters import EngineCounters
 from dynaplan.engines.timing_model.kv_blocks import BlockListener, KvBlocks
 from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.engines.worker_load import WorkerLoad
@@ -156,16 +157,25 @@ class StepResult(NamedTuple):
 
 
 class Totals:
-    """Counters since the start; tokens unless the name says otherwise."""
+    """Counters since the start; tokens unless the name says otherwise.
+
+    Of prompts ``computed`` are the tokens in chunks, and ``started`` the number that began. ``decoded``
+    leaves out the tokens that prompts emit.
+    """
 
     __slots__ = (
+        "busy_ms",
         "cached",
+        "computed",
+        "decoded",
         "external",
         "finished_requests",
         "generated",
         "preemptions",
         "prefix_queries",
         "prompts",
+        "started",
+        "steps",
     )
 
     def __init__(self) -> None:
@@ -176,6 +186,11 @@ class Totals:
         self.external = 0
         self.preemptions = 0
         self.finished_requests = 0
+        self.steps = 0
+        self.busy_ms = 0.0
+        self.decoded = 0
+        self.computed = 0
+        self.started = 0
 
 
 ADMISSION_RESERVE = 0.01
@@ -265,6 +280,13 @@ class EngineModel:
             kv_usage=self.blocks.used / self.blocks.total,
             prefix_hit_rate=totals.cached / totals.prefix_queries if totals.prefix_queries else 0.0,
             generated_tokens=totals.generated,
+            counters=EngineCounters(
+                0.0,
+                *(totals.steps, totals.decoded, totals.computed, totals.started),
+                totals.busy_ms / 1000,
+                self._kv_tokens,
+                self.settings.total_blocks * self.settings.block_tokens,
+            ),
         )
 
     def step(self, horizon_s: float = 0.0) -> StepResult:
@@ -290,9 +312,18 @@ class EngineModel:
             self._join(request, request.prompt_tokens - 1)
         is_empty = not (decodes or chunks or remote or preempted)
         tokens = decodes * steps + len(started)
-        self.totals.generated += tokens
-        duration_s = self._with_jitter(duration_ms) / 1000
-        return StepResult(duration_s, steps if decodes else 0, tokens, started, finished, preempted, is_empty)
+        duration_ms = self._with_jitter(duration_ms)
+        totals = self.totals
+        totals.generated += tokens
+        totals.steps += steps
+        totals.busy_ms += duration_ms
+        totals.decoded += decodes * steps
+        if chunks:
+            totals.computed += sum(size for _, _, size in chunks)
+            totals.started += starts
+        return StepResult(
+            duration_ms / 1000, steps if decodes else 0, tokens, started, finished, preempted, is_empty
+        )
 
     def _make_room(self) -> list[EngineRequest]:
         """Give decoding requests the blocks their next tokens need, preempting the newest until all fit."""

@@ -21,6 +21,7 @@ MAX_COMPARED = 4
 
 def backtest(model: PerformanceModel, settings: PlannerSettings, question: Question) -> BacktestResult:
     """Return the cheapest split for the question's traffic; takes seconds of CPU time."""
+    model = model.with_learnt(question.learnt)
     service = apply_corrections(model, question.corrections, question.present)
     engine = service.decode.settings
     requests = requests_of(question.intervals, engine.block_tokens, engine.context_tokens)

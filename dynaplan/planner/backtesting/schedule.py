@@ -23,7 +23,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.counts import PoolSizes
@@ -35,6 +35,7 @@ from dynaplan.planner.backtesting.evidence import (
 )
 from dynaplan.planner.backtesting.intervals import Interval
 from dynaplan.planner.backtesting.search import RECENT_S, min_requests
+from dynaplan.planner.learnt_timings import LearntTimings
 from dynaplan.planner.model import (
     LOAD_ABOVE,
     LOAD_BELOW,
@@ -73,6 +74,7 @@ class Question:
     limits: WorkerLimits
     corrections: Corrections
     may_miss: float
+    learnt: LearntTimings = field(default_factory=LearntTimings)
 
 
 class BacktestSchedule:
@@ -113,6 +115,8 @@ class BacktestSchedule:
         """
         if observation.at_s < self._due_s or self._missing() or observation.unknown:
             return None
+        if observation.learnt.lacking(is_disaggregated=present.prefill > 0):
+            return None
         self._due_s, self._dropped_since_asked = math.inf, 0
         return Question(
             self._evidence.intervals,
@@ -121,6 +125,7 @@ class BacktestSchedule:
             limits,
             state.corrections,
             self._may_miss(state),
+            observation.learnt,
         )
 
     def note(self, question: Question, answer: BacktestResult, at_s: float, took_s: float) -> None:

@@ -61,6 +61,7 @@ def decide(
 
     Policy ``sla``: the workers that the coming traffic needs to meet the targets. Starting workers count as
     there, so that only ``environment: virtual`` waits at the gate "pending". Removals: ``backtest_rules.py``.
+    Without a profile and until steps are learnt, thresholds add.
 
     Policy ``load``: thresholds alone (``load_policy.py``), at most one worker of each role. They run only
     while no decision is being carried out (gate "pending", at most ``scaling-timeout``) and if the numbers
@@ -108,6 +109,11 @@ def _apply_policy(
         return _ask_own_policy(situation, own_policy)
     steps: list[DecisionStep] = []
     targets, prediction = situation.current, None
+    learnt, is_disaggregated = situation.observation.learnt, situation.is_disaggregated
+    if situation.settings.is_by_targets and (lacking := learnt.lacking(is_disaggregated=is_disaggregated)):
+        situation = replace(situation, floor=targets)
+        steps = [DecisionStep("learning", targets, targets, lacking)]
+        return situation, steps + _apply_thresholds(situation, targets), None
     if situation.settings.is_by_targets:
         situation, steps, prediction = _plan_for_targets(situation, model)
         targets = steps[-1].after

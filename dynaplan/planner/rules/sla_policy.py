@@ -4,8 +4,10 @@ Each interval, in this order:
 
 1. *Error budget*: requests of the finished interval that missed a target are charged to it
    (``planner/sizing/error_budget.py``).
-2. *Corrections*: measured against expected times adjust the model (``corrections.py``, or ``formula.py``).
-   Skipped when worker counts changed during the interval, and with ``no-correction``.
+2. *Learnt*: where the engines' own counters tell the time of a step, and there is no profile or one that
+   foretells clearly worse, the model has those times. Else *corrections*: measured against expected times
+   adjust the profile (``corrections.py``, or ``formula.py``), unless worker counts changed during the
+   interval, and not with ``no-correction``.
 3. *Demands*: one per forecast interval, and one more with the backlog (``look_ahead.py``).
 4. *Size*: the most that any of them needs, by the queueing model (``pool_sizes.py``), within minimums and GPU
    budget (``limits.py``).
@@ -28,6 +30,7 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.counts import FleetCounts, PoolSizes
 from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.learnt_timings import LearntTimings
 from dynaplan.planner.model import (
     UNLIMITED,
     Corrections,
@@ -62,6 +65,21 @@ class PerformanceModel:
     formula: Formula | None = None
     profile_note: str = ""
 
+    def with_learnt(self, learnt: LearntTimings) -> PerformanceModel:
+        """Return the model with what was learnt in the profile's place, of each role where that counts."""
+        if self.formula:
+            return self  # its tables are the profile's
+        service = self.service
+        prefill = service.prefill
+        if learnt.counts(Role.PREFILL) and prefill and learnt.prefill:
+            prefill = prefill.with_learnt(learnt.prefill, takes_sizes=learnt.is_needed)
+        decode = service.decode
+        if learnt.counts(Role.DECODE) and learnt.decode:
+            decode = decode.with_learnt(learnt.decode, takes_sizes=learnt.is_needed)
+        if decode is service.decode and prefill is service.prefill:
+            return self
+        return replace(self, service=replace(service, decode=decode, prefill=prefill), profile_note="")
+
     def service_for(self, current: PoolSizes) -> QueueingModel:
         """Return the queueing model, without its prefill stage if there is no prefill pool."""
         return self.service if current.prefill else replace(self.service, prefill=None)
@@ -81,8 +99,15 @@ def size_for_slo(
     unmanaged = unmanaged_workers(observation.fleet, current)
     limits = limits_with_unmanaged(limits_of(settings, observation, current), unmanaged)
     current = add_unmanaged(current, unmanaged)
+    learnt = observation.learnt
+    model = model.with_learnt(learnt)
     state = _spend_error_budget(model, settings, state, observation, current)
-    state, notes = _update_corrections(model, settings, state, observation, current)
+    if not model.formula and (learnt.counts(Role.DECODE) or learnt.counts(Role.PREFILL)):
+        state, notes = replace(state, corrections=Corrections()), []
+        lines = learnt.lines(is_disaggregated=bool(current.prefill))
+        notes = [DecisionStep("learnt", current, current, line) for line in lines]
+    else:
+        state, notes = _update_corrections(model, settings, state, observation, current)
     if settings.slo_window_s:
         notes = [DecisionStep("promise", current, current, describe_budget(state.error_budget)), *notes]
     if model.profile_note:

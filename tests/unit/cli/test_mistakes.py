@@ -71,7 +71,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     (f"{AGG} --VllmWorker.ServiceArgs.workers=9", ["9 x 1", "8 visible", "Lower"]),  # 22
     (
         f"{DISAGG} --Planner.policy=sla --Planner.profile-results-dir=nowhere",
-        ["profile", "`dynaplan profile-sla -f FILE`", "policy: load"],
+        ["profile", "`dynaplan profile-sla -f FILE`", "Leave it out: the planner learns"],
     ),  # 37
     (f"{AGG} --on-event http:/x", ["http:/x", "no address of a web server", "http://HOST/PATH"]),
     (f"{AGG} --on-event no-such-program", ["no program 'no-such-program'"]),

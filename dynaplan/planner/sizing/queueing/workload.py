@@ -39,6 +39,7 @@ from dataclasses import dataclass, replace
 
 from dynaplan.contract.traffic import Lengths
 from dynaplan.engines.timing_model.engine_model import EngineSettings
+from dynaplan.engines.timing_model.learnt_timing import LearntTiming
 from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.planner.model import Demand
 
@@ -130,6 +131,18 @@ class WorkerKind:
     def slowed(self, factor: float) -> WorkerKind:
         """Return workers whose steps each take ``factor`` times as long."""
         return replace(self, timing=self.timing.with_speedup(1 / factor))
+
+    def with_learnt(self, learnt: LearntTiming, *, takes_sizes: bool) -> WorkerKind:
+        """Return workers with the learnt step times, and with ``takes_sizes`` the sizes that they tell."""
+        kind = replace(self, timing=learnt.timing())
+        if not takes_sizes:
+            return kind
+        settings = self.settings
+        blocks = learnt.kv_tokens // settings.block_tokens or settings.total_blocks
+        slots = learnt.request_slots or settings.request_slots
+        context = min(settings.context_tokens, blocks * settings.block_tokens)
+        sizes = replace(settings, total_blocks=blocks, request_slots=slots, context_tokens=context)
+        return replace(kind, settings=sizes)
 
     def decode_ms(self, requests: float, kv_tokens: float) -> float:
         """Return the ms of a step that decodes a mean number of requests with ``kv_tokens`` among them."""

@@ -305,7 +305,7 @@ def test_every_signal_is_found_in_the_recorded_metrics(name: str) -> None:
     signals = read_metrics((FIXTURES / name / "metrics.txt").read_text(), CASES[name].kind.metric_names)
     samples = {sample: signals.samples[sample] for sample in RECORDED[name].samples}
     assert samples == pytest.approx(RECORDED[name].samples)
-    assert replace(signals, samples=RECORDED[name].samples) == RECORDED[name]
+    assert replace(signals, samples=RECORDED[name].samples, counters=None) == RECORDED[name]
 
 
 @pytest.mark.parametrize(

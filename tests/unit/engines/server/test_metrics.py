@@ -44,7 +44,7 @@ def test_a_busy_vllm_tells_its_queue_and_its_kv_cache() -> None:
 def test_an_idle_vllm_has_no_load_and_tells_everything() -> None:
     signals = recorded("metrics_idle.txt")
     own = WorkerLoad(kv_total_blocks=100, generated_tokens=24)
-    assert replace(signals.load(), prefix_hit_rate=0) == own
+    assert replace(signals.load(), prefix_hit_rate=0, counters=None) == own
     assert signals.missing == ()
 
 
