@@ -61,7 +61,6 @@ def decide(
 
     Policy ``sla``: the workers that the coming traffic needs to meet the targets. Starting workers count as
     there, so that only ``environment: virtual`` waits at the gate "pending". Removals: ``backtest_rules.py``.
-    Without a profile and until steps are learnt, thresholds add.
 
     Policy ``load``: thresholds alone (``load_policy.py``), at most one worker of each role. They run only
     while no decision is being carried out (gate "pending", at most ``scaling-timeout``) and if the numbers
