@@ -37,9 +37,11 @@ COMMAND_GROUPS: Mapping[str, Table] = {
         "ui": ("ui", "Print the address of the web page that shows it."),
         "why": ("why", "Explain the last scaling decisions."),
         "logs": ("logs", "Print or follow the logs."),
+        "gpus": ("gpus", "Show who has which GPU."),
     },
     "Change": {
         "scale": ("scale", "Set the number of workers by hand."),
+        "run": ("run", "Run a program of yours on GPUs that the deployment lends."),
         "reserve": ("reserve:reserve", "Take GPUs from the deployment for a time."),
         "release": ("reserve:release", "End what `scale` holds and `reserve` keeps."),
         "restart": ("restart", "A new worker in the place of an old one, or of each."),
@@ -77,7 +79,6 @@ COMMANDS: Table = {name: each for table in COMMAND_GROUPS.values() for name, eac
 
 HABITS = {
     "benchmark": "bench",
-    "run": "serve",
     "start": "serve",
     "up": "serve",
     "ps": "status",
@@ -100,12 +101,6 @@ HABITS = {
 
 OWN_PROCESS = "own process"
 """The ``obj`` of the root context where the command line is all that this process does: it may fork."""
-
-
-NO_RUN = (
-    "No such command 'run'. For a program beside a deployment: `dynaplan reserve gpu=0 --for 3h` keeps a GPU "
-    "free, and prints the CUDA_VISIBLE_DEVICES to start it with."
-)
 
 
 class LazyGroup(click.Group):
@@ -155,8 +150,6 @@ class LazyGroup(click.Group):
         name = args[0]
         if name not in self._table and not name.startswith("-"):
             meant = self._habits.get(name.lower())
-            if name == "run" and "--" in args:
-                raise click.UsageError(NO_RUN, ctx)
             hint = f"Did you mean {meant!r}?" if meant else nearest(name, self._table)
             raise click.UsageError(f"No such command {name!r}. {hint}", ctx)
         return super().resolve_command(ctx, args)

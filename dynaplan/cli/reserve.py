@@ -9,7 +9,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -29,10 +29,13 @@ from dynaplan.cli.scale_counts import (
     write_counts,
 )
 from dynaplan.cli.timing import WORKERS_POLL_S
+from dynaplan.contract.gpus import GpuUse, busy_gpus, by_reason
 from dynaplan.contract.holds import RESERVATIONS, Hold, ReservedGpus, reserved_words
 from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.fleet.rules.statefile import inventory_of, planner_keys_of
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker
+from dynaplan.process.process_table import is_alive
+from dynaplan.util.blocking_read import BlockingRead
 from dynaplan.store import connections
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import ConfigError, TemporaryError, nearest
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
 
 GPU = "gpu="
 """The beginning of an argument that names GPUs: ``gpu=7``, ``gpu=6,7``, ``gpu=4-7``."""
+
+DRIVER_TIMEOUT_S = 10.0
+"""Time after which a driver that does not answer is not waited for, in seconds: it has said nothing."""
 
 NOTHING_HELD = "nothing is held"
 
@@ -85,7 +91,7 @@ def reserve(
         )
     if not wait or not made.is_open(time.time(), wall_clock):
         return
-    asyncio.run(_wait_until_free(found, chosen, timeout))
+    asyncio.run(wait_until_free(found, chosen, timeout))
     uuids = {gpu.index: gpu.uuid for gpu in inventory}
     click.echo(f"free: CUDA_VISIBLE_DEVICES={','.join(uuids[index] for index in chosen)}")
 
@@ -133,13 +139,12 @@ async def _reserve(
     from dynaplan.fleet.scale_progress import check_alive
 
     def change(now: ReservedGpus) -> ReservedGpus:
+        now = now.without_ended(is_alive)
         for index in chosen:
             other = now.by_gpu.get(index)
-            if other and other.uid != os.getuid():
-                raise ConfigError(
-                    f"GPU {index} is {reserved_words(other)}",
-                    hint=f"`dynaplan release gpu={index}` ends that.",
-                )
+            if other and (other.holder or other.uid != os.getuid()):
+                end = f"kill {other.holder.pid}" if other.holder else f"dynaplan release gpu={index}"
+                raise ConfigError(f"GPU {index} is {reserved_words(other)}", hint=f"`{end}` ends that.")
         if gpus is not None:
             check_decode_left(gpus - len({*chosen, *now.by_gpu}), found.workers)
         return now.with_gpus(dict.fromkeys(chosen, made))
@@ -150,18 +155,27 @@ async def _reserve(
     record_by_hand(found, f"GPU {','.join(map(str, chosen))} {reserved_words(made)}")
 
 
-async def _wait_until_free(found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None) -> None:
-    """Return when no worker holds any of the GPUs, nor gets one; raises TemporaryError after the time."""
+async def wait_until_free(found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None) -> None:
+    """Return when no worker holds any of the GPUs, nor gets one, and the driver says that they are empty.
+
+    Raises TemporaryError after the time.
+    """
     from dynaplan.fleet.deployments import find_deployment
+    from dynaplan.fleet.gpu_devices import uses_reader
     from dynaplan.fleet.scale_progress import check_alive
 
+    gpus = [gpu for gpu in inventory_of(found.document) if gpu.index in chosen]
+    uses = BlockingRead[Mapping[int, GpuUse]](uses_reader(gpus), {})
     roles = {worker.role: 1 for worker in found.workers if set(chosen) & set(worker.gpus)}
     longest_s = (
         expected_times(found, roles).limit_s(starts=True, leaves=True) if timeout_s is None else timeout_s
     )
     deadline_s = time.monotonic() + longest_s
     with ProgressLine() as line:
-        while names := _awaited(find_deployment(found.namespace), chosen):
+        while names := (
+            _awaited(find_deployment(found.namespace), chosen)
+            or "; ".join(by_reason(busy_gpus(gpus, await uses.value(DRIVER_TIMEOUT_S)), gpus))
+        ):
             check_alive(found)
             if time.monotonic() > deadline_s:
                 raise TemporaryError(
@@ -233,17 +247,24 @@ def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> bool:
 
 
 async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> bool:
-    """End the reservations of these GPUs, of all without any; return whether there was any."""
+    """End the reservations of these GPUs, of all without any; return whether there was any.
+
+    A GPU that is lent to a program that runs stays lent.
+    """
 
     def without(now: ReservedGpus) -> ReservedGpus:
-        return now.without(gpus or frozenset(now.by_gpu))
+        lent = {index for index, made in now.by_gpu.items() if made.holder and is_alive(made.holder)}
+        return now.without((gpus or frozenset(now.by_gpu)) - lent)
 
     async with connections.open_store() as store:
-        before, _ = await change_entries(
+        before, after = await change_entries(
             store, found.namespace, RESERVATIONS, ReservedGpus.from_text, without
         )
     for index in sorted(gpus or before.by_gpu):
         made = before.by_gpu.get(index)
+        if made and made.holder and index in after.by_gpu:
+            click.echo(f"GPU {index} is {reserved_words(made)}: `kill {made.holder.pid}` ends that")
+            continue
         if made:
             record_by_hand(found, f"released GPU {index}, it was {reserved_words(made)}")
         click.echo(

@@ -272,14 +272,15 @@ def hold_lines(document: Document, now_s: float) -> list[str]:
     """Return a sentence for each hold, and for each reserved GPU."""
     holds = document.get("holds", {})
     lines = [
-        describe_hold(role, Hold(**holds[role.value]), now_s) for role in SCALED_ROLES if role.value in holds
+        describe_hold(role, Hold.from_json(holds[role.value]), now_s)
+        for role in SCALED_ROLES
+        if role.value in holds
     ]
     for index, made in document.get("reservations", {}).items():
-        hold = Hold(**made)
+        hold = Hold.from_json(made)
         changes = f": {describe_hours(hold, now_s)}" if hold.at else ""
-        lines.append(
-            f"GPU {index} is {reserved_words(hold)}{changes}; `dynaplan release gpu={index}` ends that"
-        )
+        ending = f"`kill {hold.holder.pid}`" if hold.holder else f"`dynaplan release gpu={index}`"
+        lines.append(f"GPU {index} is {reserved_words(hold)}{changes}; {ending} ends that")
     return lines
 
 

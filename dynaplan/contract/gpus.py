@@ -58,13 +58,14 @@ class GpuUse:
 
 @dataclass(frozen=True)
 class GpuActivity:
-    """The work of one GPU at one moment: ``utilisation`` from 0 to 1, and its power draw in watts.
+    """The work of one GPU at one moment: ``utilisation`` from 0 to 1, its power draw, its temperature.
 
     None where the driver does not tell it, as of a MIG slice.
     """
 
     utilisation: float | None = None
     watts: float | None = None
+    celsius: float | None = None
 
 
 def check_gpu_request(gpus: float, service: str) -> None:

@@ -9,7 +9,8 @@
    key that is missing was lost, and is written again from the statefile.
 3. ``ReservedGpus``: GPUs that are taken from the deployment. One JSON object under
    ``v1/{namespace}/planner/reservations``, by the index of the GPU; the maker and the end are those of a
-   hold, whose bounds mean nothing here: ``{"7": {"by": "alice", "until_s": 1795356000, ...}}``.
+   hold, whose bounds mean nothing here: ``{"7": {"by": "alice", "until_s": 1795356000, ...}}``. One that
+   ``dynaplan run`` makes is a *loan*: it lasts for as long as its ``holder``, a process, is alive.
 
 A deadline is a time of the wall clock, in seconds since 1970-01-01 UTC: set the clock forward and a hold is
 over sooner, set it back and it lasts longer. A deadline more than ``MAX_HOLD_S`` after the making is
@@ -27,6 +28,7 @@ from typing import Any
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
+from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.documents import (
     number_field,
     object_field,
@@ -118,6 +120,7 @@ MAX_HELD_WORKERS = 10_000
 
 _MAX_CHARACTERS = 100
 _OF_HOURS = ("at", "zone")
+_OF_LOANS = ("command", "holder")
 
 Zones = Callable[[str], WallClock]
 """Returns the clock of the time zone of that name, or raises ValueError."""
@@ -131,6 +134,8 @@ class Hold:
     seconds since 1970-01-01 UTC; without a deadline it lasts until it is released. ``until`` is the deadline
     in words, in the zone of its maker. ``by`` is the name of the user ``uid``; ``pid`` and ``host`` tell the
     process that made it. With ``at`` it is in force only at these hours of the day in the zone ``zone``.
+    With a ``holder`` it ends with that process, whatever the clock says: ``until_s`` is when the process is
+    asked to. ``command`` is what the holder runs.
     """
 
     at_least: int = 0
@@ -144,6 +149,8 @@ class Hold:
     host: str = ""
     at: str = ""
     zone: str = ""
+    command: str = ""
+    holder: ProcessIdentity | None = None
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Hold:
@@ -162,6 +169,8 @@ class Hold:
             _words_field(document, "host"),
             _parse_hours_field(document),
             _words_field(document, "zone"),
+            _words_field(document, "command"),
+            ProcessIdentity.from_record(object_field(document, "holder")) if document.get("holder") else None,
         )
         if at_most is not None and at_most < hold.at_least:
             raise ValueError(f"at least {hold.at_least} and at most {at_most} workers: nothing is both")
@@ -178,8 +187,8 @@ class Hold:
         return at_least if self.at_most is None else min(at_least, self.at_most)
 
     def left_s(self, now_s: float) -> float | None:
-        """Return the seconds until the deadline, below 0 after it; None without one."""
-        return None if self.until_s is None else self.until_s - now_s
+        """Return the seconds until the deadline, below 0 after it; None without one, and with a holder."""
+        return None if self.until_s is None or self.holder else self.until_s - now_s
 
     @property
     def is_exact(self) -> bool:
@@ -211,9 +220,10 @@ class Hold:
             return False
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data that ``from_json`` reads back; hours are in it only if there are any."""
+        """Return plain data that ``from_json`` reads back; hours and a holder only if there are any."""
         document = asdict(self)
-        return document if self.at else {name: document[name] for name in document if name not in _OF_HOURS}
+        absent = (() if self.at else _OF_HOURS) + (() if self.holder else _OF_LOANS)
+        return {name: value for name, value in document.items() if name not in absent}
 
     @property
     def ending(self) -> str:
@@ -356,6 +366,11 @@ class ReservedGpus:
     def with_gpus(self, made: Mapping[int, Hold]) -> ReservedGpus:
         return ReservedGpus({**self.by_gpu, **made})
 
+    def without_ended(self, is_alive: Callable[[ProcessIdentity], bool]) -> ReservedGpus:
+        """Return those that are no loan, and the loans whose holder is alive."""
+        held = {index: made.holder for index, made in self.by_gpu.items() if made.holder}
+        return self.without(frozenset(index for index, holder in held.items() if not is_alive(holder)))
+
     def without(self, gpus: frozenset[int]) -> ReservedGpus:
         return ReservedGpus({index: made for index, made in self.by_gpu.items() if index not in gpus})
 
@@ -372,7 +387,13 @@ class ReservedGpus:
 
 
 def reserved_words(made: Hold) -> str:
-    """Return the reason why nothing else gets the GPU: ``reserved by alice until 2026-11-22 14:00 +0100``."""
+    """Return the reason why nothing else gets the GPU: ``reserved by alice until 2026-11-22 14:00 +0100``.
+
+    Of a loan: ``lent to alice for `python train.py` (pid 4711) until it ends``.
+    """
+    if made.holder:
+        ending = f"; it is asked to at {made.until}" if made.until_s else ""
+        return f"lent to {made.by} for `{made.command}` (pid {made.holder.pid}) until it ends{ending}"
     maker = f" by {made.by}" if made.by else ""
     return f"reserved{maker} {made.ending}"
 

@@ -149,6 +149,7 @@ def gpu_samples(
             ("memory_used_bytes", "Memory of the GPU in use", use.used_bytes if use else None),
             ("utilisation", "Part of the time in which the GPU works", work.utilisation),
             ("watts", "Power that the GPU draws", work.watts),
+            ("celsius", "Temperature of the GPU", work.celsius),
         ):
             if value is not None:
                 labels = {"gpu": str(gpu.index), "name": gpu.name}

@@ -3,7 +3,7 @@
 The use of simulated GPUs is in files that are written by hand. The file of simulated GPU 2 is ``gpu-2.json``
 in the node directory (``DYNAPLAN_NODE_DIR``), read anew each time; without it the GPU is empty::
 
-    {"used_bytes": 76000000000, "pids": [4711], "utilisation": 0.97, "watts": 642}
+    {"used_bytes": 76000000000, "pids": [4711], "utilisation": 0.97, "watts": 642, "celsius": 61}
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def _nvml_use(pynvml: Any, gpu: Gpu) -> GpuUse | None:
 
 def _nvml_activity(pynvml: Any, gpu: Gpu) -> GpuActivity:
     handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-    utilisation = watts = None
+    utilisation = watts = celsius = None
     try:
         utilisation = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
     except pynvml.NVMLError:
@@ -264,7 +264,9 @@ def _nvml_activity(pynvml: Any, gpu: Gpu) -> GpuActivity:
         watts = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
     except pynvml.NVMLError:
         pass
-    return GpuActivity(utilisation, watts)
+    with suppress(pynvml.NVMLError):
+        celsius = float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+    return GpuActivity(utilisation, watts, celsius)
 
 
 def process_of(pid: int) -> GpuProcess:
@@ -293,11 +295,8 @@ def simulated_uses(gpus: Sequence[Gpu], directory: Path) -> dict[int, GpuUse]:
 
 def _simulated_activity(directory: Path, gpu: Gpu) -> GpuActivity:
     document = _read_file(directory / f"gpu-{gpu.index}.json")
-    utilisation, watts = document.get("utilisation"), document.get("watts")
-    return GpuActivity(
-        float(utilisation) if isinstance(utilisation, int | float) else None,
-        float(watts) if isinstance(watts, int | float) else None,
-    )
+    known = (document.get(name) for name in ("utilisation", "watts", "celsius"))
+    return GpuActivity(*(float(each) if isinstance(each, int | float) else None for each in known))
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:

@@ -13,7 +13,10 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from dynaplan.contract.holds import ReservedGpus
 from dynaplan.fleet.rules.lost_keys import STORE_ID, USER_SET_KEYS, Comparison, PersistedKeys, compare
+from dynaplan.process.identity import ProcessIdentity
+from dynaplan.process.process_table import is_alive
 from dynaplan.util.errors import StatefileUnwritable
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ RESYNC_S = 5.0
 class KeyPersistence:
     """Copies counts, holds, reservations and live settings from store to statefile, and back when lost.
 
-    Also deletes expired holds and reservations.
+    Also deletes expired holds and reservations, and loans of GPUs to programs that have ended.
     """
 
     def __init__(
@@ -42,11 +45,13 @@ class KeyPersistence:
         statefile: Statefile,
         terminal: Terminal,
         unix_time_s: Callable[[], float] = time.time,
+        is_alive: Callable[[ProcessIdentity], bool] = is_alive,
     ) -> None:
         self._link = link
         self._statefile = statefile
         self._terminal = terminal
         self._unix_time_s = unix_time_s
+        self._is_alive = is_alive
         self._reported_expired: dict[str, str] = {}
         self._reported_lost: PersistedKeys | None = None
 
@@ -118,13 +123,16 @@ class KeyPersistence:
         except ValueError:
             return False
         remaining = before.without_expired(now_s)
+        if isinstance(remaining, ReservedGpus):
+            remaining = remaining.without_ended(self._is_alive)
         if before == remaining:
-            return any(entry.until_s for entry in remaining.descriptions.values())
+            return any(entry.until_s or entry.holder for entry in remaining.descriptions.values())
         self._link.replace(name, text, remaining.to_text())
         if text != self._reported_expired.get(name):
             self._reported_expired[name] = text
-            for description in before.descriptions.keys() - remaining.descriptions.keys():
-                self._terminal.report(f"{description}: expired.")
+            for description, entry in before.descriptions.items():
+                if description not in remaining.descriptions:
+                    self._terminal.report(f"{description}: {'it has ended' if entry.holder else 'expired'}.")
         return True
 
 

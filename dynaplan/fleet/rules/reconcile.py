@@ -24,7 +24,7 @@ from dynaplan.util.documents import number_field, text_field
 
 Fleet = tuple[Worker, ...]
 
-_FIRST_TO_LEAVE = {
+FIRST_TO_LEAVE = {
     WorkerState.FAILED: 0,
     WorkerState.BACKOFF: 1,
     WorkerState.STARTING: 2,
@@ -215,7 +215,7 @@ def _leaving(
         workers.sort(
             key=lambda worker: (
                 worker.name != leave_first,
-                _FIRST_TO_LEAVE[worker.state],
+                FIRST_TO_LEAVE[worker.state],
                 -worker.index,
             )
         )

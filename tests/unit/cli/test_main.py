@@ -28,7 +28,6 @@ def run(*arguments: str) -> str:
         ("serv", "serve"),
         ("stauts", "status"),
         ("ps", "status"),
-        ("run", "serve"),
         ("down", "stop"),
         ("explain", "why"),
     ],

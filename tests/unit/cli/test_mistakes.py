@@ -95,7 +95,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     ("simulate --trace sinusoid: --policy sal", ["sal", "Did you mean 'sla'?"]),  # 41
     ("simulate", ["Missing option '--trace'", "--trace sinusoid:low="]),
     ("profile-sla", ["Missing option '-f'", "dynaplan profile-sla -f llamacpp.yaml"]),
-    ("run -- python train.py", ["dynaplan reserve gpu=0", "CUDA_VISIBLE_DEVICES"]),
+    ("run models.yaml", ["there is no program 'models.yaml'", "`dynaplan serve`"]),
     ("pull Qwen/Qwen3-0.6B-GGUF", ["a model on the hub", "hf download Qwen/Qwen3-0.6B-GGUF"]),
     ("pull hf.co/Qwen/Qwen3-0.6B-GGUF", ["hf download Qwen/Qwen3-0.6B-GGUF"]),
     ("compat no-such-program", ["cannot run no-such-program", "dynaplan compat python client.py"]),

@@ -20,6 +20,7 @@ from dynaplan.contract.holds import (
     reserved_words,
 )
 from dynaplan.graph.lifecycle import Role
+from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.durations import wall_clock
 
 NOON_S = 1795348800.0
@@ -289,3 +290,19 @@ def test_they_say_their_maker_and_their_end() -> None:
     assert reserved_words(FOR_NOW) == "reserved by alice until one o'clock"
     assert reserved_words(NIGHTS) == "reserved at 22:00-06:00 (UTC)"
     assert list(ReservedGpus({7: FOR_NOW}).descriptions) == ["GPU 7 was reserved by alice until one o'clock"]
+
+
+def test_a_loan_lasts_as_long_as_its_holder_and_says_what_runs_until_when() -> None:
+    holder = ProcessIdentity(4711, 99, "boot")
+    loan = Hold(by="alice", command="python train.py", holder=holder, until_s=100.0, until="22:00")
+    reserved = ReservedGpus({0: loan, 1: Hold(by="bob")})
+    assert ReservedGpus.from_text(reserved.to_text()) == reserved
+    assert "holder" not in reserved.to_text().partition('"1"')[2]
+    assert reserved.without_expired(200.0) == reserved
+    assert reserved.without_ended(lambda _: True) == reserved
+    assert reserved.without_ended(lambda _: False) == ReservedGpus({1: Hold(by="bob")})
+    assert reserved_words(loan) == (
+        "lent to alice for `python train.py` (pid 4711) until it ends; it is asked to at 22:00"
+    )
+    with pytest.raises(ValueError, match="started_at"):
+        ReservedGpus.from_text('{"0": {"holder": {"pid": 1}}}')

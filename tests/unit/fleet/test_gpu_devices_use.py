@@ -77,6 +77,13 @@ class FakeDriver:
             raise FakeNvmlError("Not Supported")
         return 641_700
 
+    NVML_TEMPERATURE_GPU = 0
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
+        if handle == "MIG-b":
+            raise FakeNvmlError("Not Supported")
+        return 61
+
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
         if handle == "MIG-b":
             raise FakeNvmlError("Insufficient Permissions")
@@ -180,11 +187,11 @@ def test_the_real_gpus_tell_their_use() -> None:
 
 
 def test_the_activity_is_read_and_what_a_slice_does_not_tell_is_none(driver: FakeDriver) -> None:
-    assert NvmlUses().activity_of(GPUS[:2]) == {0: GpuActivity(0.97, 641.7), 1: GpuActivity()}
+    assert NvmlUses().activity_of(GPUS[:2]) == {0: GpuActivity(0.97, 641.7, 61.0), 1: GpuActivity()}
 
 
 def test_the_activity_of_a_simulated_gpu_stands_in_its_file(tmp_path: Path) -> None:
-    (tmp_path / "gpu-0.json").write_text('{"utilisation": 0.5, "watts": 300}')
+    (tmp_path / "gpu-0.json").write_text('{"utilisation": 0.5, "watts": 300, "celsius": 61}')
     (tmp_path / "gpu-1.json").write_text('{"utilisation": "much", "watts": null}')
     read = activity_reader(simulated(2), tmp_path)
-    assert read() == {0: GpuActivity(0.5, 300.0), 1: GpuActivity()}
+    assert read() == {0: GpuActivity(0.5, 300.0, 61.0), 1: GpuActivity()}

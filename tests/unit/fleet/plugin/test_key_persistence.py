@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from dynaplan.contract.holds import Hold, RoleHolds
+from dynaplan.contract.holds import RESERVATIONS, Hold, ReservedGpus, RoleHolds
 from dynaplan.fleet.plugin import key_persistence
 from dynaplan.fleet.plugin.key_persistence import KeyPersistence
 from dynaplan.fleet.rules.lost_keys import STORE_ID, PersistedKeys
+from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.errors import StatefileUnwritable
 from tests.fakes.circus import FakeTerminal
 from tests.fakes.polling import eventually
@@ -263,3 +264,20 @@ async def test_holds_with_hours_and_reservations_whose_time_is_over_are_released
         "decode was held at 2 by alice at 09:00-17:00 (UTC) until noon: expired.",
         "GPU 7 was reserved by alice until noon: expired.",
     ]
+
+
+async def test_a_loan_ends_with_the_process_that_holds_it() -> None:
+    holder = ProcessIdentity(4711, 99, "boot")
+    loan = Hold(by="alice", command="train", holder=holder)
+    text = ReservedGpus({0: loan, 1: Hold(by="bob")}).to_text()
+    world = World({RESERVATIONS: text})
+    alive = {holder}
+    world.keys = KeyPersistence(
+        cast(Any, world.link), cast(Any, world.document), world.terminal, is_alive=alive.__contains__
+    )
+    assert not await world.look(**{RESERVATIONS: text})  # it is looked at again soon
+    assert world.link.replaced == []
+    alive.clear()
+    await world.look(**{RESERVATIONS: text})
+    assert world.link.replaced == [(RESERVATIONS, text, ReservedGpus({1: Hold(by="bob")}).to_text())]
+    assert world.said == ["GPU 0 was lent to alice for `train` (pid 4711) until it ends: it has ended."]

@@ -1,0 +1,189 @@
+"""``dynaplan gpus``: all GPUs of the box, and who has which: ours, a person's program, or somebody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dynaplan.cli.options import namespace_option
+from dynaplan.cli.run import box_gpus, shown_command
+from dynaplan.cli.running_deployment import service_config
+from dynaplan.cli.scale_counts import current_entries
+from dynaplan.contract.gpus import GB, Gpu, GpuActivity, GpuUse
+from dynaplan.contract.holds import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.fleet.rules.statefile import inventory_of, planner_keys_of
+from dynaplan.graph.lifecycle import HOLDS_GPUS, Worker
+from dynaplan.process import process_table
+from dynaplan.process.port_holders import user_name
+from dynaplan.util import screen
+from dynaplan.util.durations import local_time
+from dynaplan.util.errors import DeploymentError
+from dynaplan.util.tables import text_table
+
+if TYPE_CHECKING:
+    from dynaplan.fleet.deployments import RunningDeployment
+
+COLUMNS = ("GPU", "NAME", "MEMORY", "WATTS", "TEMP", "WHO", "SINCE", "UNTIL")
+COLUMNS_DROPPED = ("NAME", "SINCE", "UNTIL")
+"""The columns that a narrow screen does without, the first first."""
+
+
+@dataclass(frozen=True)
+class GpuHolder:
+    """Who has a GPU, in words; since when, in Unix seconds (0: not known), and until when, in words."""
+
+    who: str
+    since_unix_s: float = 0.0
+    until: str = ""
+
+
+@dataclass(frozen=True)
+class BoxGpu:
+    """One GPU of the box: its use, as far as the driver tells it, and its holders."""
+
+    gpu: Gpu
+    use: GpuUse | None
+    activity: GpuActivity
+    holders: tuple[GpuHolder, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        used_bytes = self.use.used_bytes if self.use else None
+        holders = [asdict(each) for each in self.holders]
+        return {**asdict(self.gpu), "used_bytes": used_bytes, **asdict(self.activity), "holders": holders}
+
+
+@click.command(name="gpus")
+@namespace_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(namespace: str | None, as_json: bool) -> None:
+    """Show all GPUs of this box: who has which, since when and until when, memory, watts, temperature.
+
+    A worker is named as in `dynaplan status`, a program that `dynaplan run` has started by its user and
+    command, and so is any other that holds memory. A GPU without a holder is free.
+    """
+    from dynaplan.fleet.deployments import find_deployments
+
+    try:
+        running = find_deployments(namespace)
+    except DeploymentError:
+        if namespace:
+            raise
+        running = []
+    gpus = read_gpus(running)
+    if as_json:
+        click.echo(json.dumps([each.to_json() for each in gpus], indent=2))
+    else:
+        click.echo(text_table(gpu_rows(gpus), width=screen.width(), dropping=COLUMNS_DROPPED))
+
+
+def read_gpus(running: Sequence[RunningDeployment]) -> list[BoxGpu]:
+    """Read every GPU of the box that may be seen from here, and who has it."""
+    from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
+
+    gpus = box_gpus(running[0] if running else None)
+    uses, activities = uses_reader(gpus)(), activity_reader(gpus)()
+    of_workers: dict[int, list[GpuHolder]] = {}
+    for found in running:
+        known = inventory_of(found.document)
+        for worker in found.workers:
+            for index in worker.gpus if worker.state in HOLDS_GPUS and known else ():
+                of_workers.setdefault(index, []).append(_worker(found, worker))
+    loans = _loans(running)
+    claimed = _claimed(running, gpus)
+    own_pids = _own_pids(running)
+    found_gpus = []
+    for gpu in gpus:
+        use = uses.get(gpu.index)
+        holders = [*of_workers.get(gpu.index, ()), *loans.get(gpu.index, ())]
+        foreign = [each.pid for each in use.processes if each.pid not in own_pids] if use else []
+        holders += [_program(pid) for pid in foreign if pid]
+        if not holders and gpu.index in claimed:
+            holders.append(GpuHolder(claimed[gpu.index]))
+        found_gpus.append(BoxGpu(gpu, use, activities.get(gpu.index, GpuActivity()), tuple(holders)))
+    return found_gpus
+
+
+def gpu_rows(gpus: Iterable[BoxGpu]) -> list[tuple[str, ...]]:
+    """Return the table's rows, the headings first: a row for each holder, and one for a free GPU."""
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    for each in gpus:
+        used = "-" if each.use is None else f"{each.use.used_bytes / GB:.0f}"
+        memory = f"{used} of {each.gpu.memory_bytes / GB:.0f} GB" if each.gpu.memory_bytes else "-"
+        doing = _known(each.activity.watts, ""), _known(each.activity.celsius, " C")
+        own: tuple[str, ...] = (str(each.gpu.index), each.gpu.name or "-", memory, *doing)
+        for holder in each.holders or (GpuHolder("free"),):
+            since = local_time(holder.since_unix_s) if holder.since_unix_s else ""
+            rows.append((*own, holder.who, since, holder.until))
+            own = ("",) * len(own)
+    return rows
+
+
+def _known(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:.0f}{unit}"
+
+
+def _worker(found: RunningDeployment, worker: Worker) -> GpuHolder:
+    model = service_config(found).get(worker.component, {}).get("served_model_name")
+    state = "" if worker.state.value == "ready" else f", {worker.state.value}"
+    since_s = time.time() - process_table.age_s(worker.started_at) if worker.started_at else 0.0
+    return GpuHolder(f"{worker.name}{f' ({model})' if model else ''}{state}", since_s)
+
+
+def _loans(running: Iterable[RunningDeployment]) -> dict[int, list[GpuHolder]]:
+    """Return the reservations and loans of the GPUs of these deployments."""
+    found: dict[int, list[GpuHolder]] = {}
+    for each in running:
+        text = planner_keys_of(each.document).get(RESERVATIONS, "")
+        reserved = current_entries(ReservedGpus.from_text, text).without_ended(process_table.is_alive)
+        for index, made in reserved.by_gpu.items():
+            if made.holder:
+                who = f"{made.by}: {made.command} (pid {made.holder.pid})"
+                holder = GpuHolder(who, made.since_s, made.until or "it ends")
+            else:
+                holder = GpuHolder(reserved_words(made), made.since_s, made.until)
+            found.setdefault(index, []).append(holder)
+    return found
+
+
+def _claimed(running: Sequence[RunningDeployment], gpus: Sequence[Gpu]) -> dict[int, str]:
+    """Return the GPUs that others than these deployments have claimed: index -> who."""
+    from dynaplan.fleet.gpu_claims import NodeClaims
+    from dynaplan.fleet.plugin.gpu_availability import GpuClaims
+
+    arbiters = [(each.arbiter, each.namespace) for each in running]
+    arbiters = arbiters or [(process_table.identity_of(os.getpid()), "run")]
+    of_others = [GpuClaims(NodeClaims(*each), gpus).held_by_others() for each in arbiters]
+    common = set.intersection(*map(set, of_others))
+    return {index: why for each in of_others[:1] for index, why in each.items() if index in common}
+
+
+def _own_pids(running: Iterable[RunningDeployment]) -> set[int]:
+    """Return the processes of workers and of programs on loan: they are shown as these."""
+    own: set[int] = set()
+    for found in running:
+        text = planner_keys_of(found.document).get(RESERVATIONS, "")
+        loans = current_entries(ReservedGpus.from_text, text).by_gpu.values()
+        roots = [each.pid for each in found.workers if each.pid]
+        roots += [each.holder.pid for each in loans if each.holder]
+        for pid in dict.fromkeys(roots):
+            own |= {pid, *process_table.session_members(pid), *process_table.descendants_of(pid)}
+    return own
+
+
+def _program(pid: int) -> GpuHolder:
+    """Return a program that is not ours, by its user and its command."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        words = process.cmdline() or [process.name()]
+        user = user_name(process.uids().real).removeprefix("user ")
+        return GpuHolder(f"{user}: {shown_command(words)} (pid {pid})", process.create_time())
+    except (psutil.Error, OSError):
+        return GpuHolder(f"pid {pid}, which cannot be inspected")

@@ -1,0 +1,50 @@
+"""``dynaplan run``: what is asked for is checked before anybody leaves a GPU for it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from dynaplan.cli.run import check_program, moment_of, parse_memory, parse_time, shown_command
+from dynaplan.util.errors import ConfigError
+
+NOW = datetime(2026, 11, 22, 21, 30)
+
+
+@pytest.mark.parametrize(("text", "day", "hour"), [("22:00", 22, 22), ("06:00", 23, 6), ("21:30", 23, 21)])
+def test_it_begins_the_next_time_that_a_clock_shows_it(text: str, day: int, hour: int) -> None:
+    moment = moment_of(text, NOW)
+    assert (moment.day, moment.hour) == (day, hour)
+
+
+@pytest.mark.parametrize("text", ["25:00", "22", "22:60", "soon", ""])
+def test_no_time_of_a_day_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match="no time of a day") as refusal:
+        moment_of(text, NOW)
+    assert refusal.value.hint == "For example 22:00."
+
+
+def test_amounts_and_times_are_refused_with_what_is_meant() -> None:
+    assert parse_memory("20GB") == 20 * 10**9
+    with pytest.raises(ConfigError, match="--memory 20: expected an amount") as refusal:
+        parse_memory("20")
+    assert refusal.value.hint == "--memory 20GB?"
+    with pytest.raises(ConfigError, match="--memory much: expected an amount"):
+        parse_memory("much")
+    assert parse_time("--for", "2h") == 7200.0
+    with pytest.raises(ConfigError, match="--for 0s: expected a time"):
+        parse_time("--for", "0s")
+
+
+def test_a_program_that_is_not_there_is_refused() -> None:
+    check_program("sh")
+    with pytest.raises(ConfigError, match="there is no program 'graphs") as refusal:
+        check_program("graphs.agg:Frontend")
+    assert "`dynaplan serve`" in str(refusal.value.hint)
+
+
+def test_others_see_a_command_short_printable_and_without_its_secrets() -> None:
+    assert shown_command(["python", "train.py", "--api-key", "s3cret"]) == "python train.py --api-key '***'"
+    assert shown_command(["a\nb"]) == "'a b'"
+    assert len(shown_command(["x" * 999])) == 60
