@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -11,19 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dynaplan.cli.by_hand import record_by_hand
 from dynaplan.cli.options import namespace_option
+from dynaplan.cli.reserve import check_decode_left, check_known
 from dynaplan.cli.run import box_gpus, shown_command
-from dynaplan.cli.running_deployment import service_config
-from dynaplan.cli.scale_counts import current_entries
+from dynaplan.cli.running_deployment import connect, service_config, standings_of
+from dynaplan.cli.scale_args import user_name as own_name
+from dynaplan.cli.scale_counts import change_entries, current_entries
+from dynaplan.contract.gpu_standing import SET_APART, GpuStanding, GpuStandings
 from dynaplan.contract.gpus import GB, Gpu, GpuActivity, GpuUse
-from dynaplan.contract.holds import RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.contract.holds import MAX_GPU_INDEX, RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.fleet.rules.statefile import inventory_of, planner_keys_of
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Worker
 from dynaplan.process import process_table
 from dynaplan.process.port_holders import user_name
 from dynaplan.util import screen
 from dynaplan.util.durations import local_time
-from dynaplan.util.errors import DeploymentError
+from dynaplan.util.errors import ConfigError, DeploymentError
 from dynaplan.util.tables import text_table
 
 if TYPE_CHECKING:
@@ -61,12 +66,26 @@ class BoxGpu:
 @click.command(name="gpus")
 @namespace_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(namespace: str | None, as_json: bool) -> None:
+@click.option(
+    "--retire", type=click.IntRange(0, MAX_GPU_INDEX), metavar="N", help="Set GPU N apart for good."
+)
+@click.option("--readmit", type=click.IntRange(0, MAX_GPU_INDEX), metavar="N", help="Use GPU N again.")
+@click.option("--yes", is_flag=True, help="Retire also what leaves no GPU for a decode worker.")
+def command(namespace: str | None, as_json: bool, retire: int | None, readmit: int | None, yes: bool) -> None:
     """Show all GPUs of this box: who has which, since when and until when, memory, watts, temperature.
 
     A worker is named as in `dynaplan status`, a program that `dynaplan run` has started by its user and
-    command, and so is any other that holds memory. A GPU without a holder is free.
+    command, and so is any other that holds memory. A GPU without a holder is free. One that is ill is set
+    apart: its workers leave it. --retire does that by hand, and --readmit ends it: what the GPU was set apart
+    for does not count again.
     """
+    if retire is not None and readmit is not None:
+        raise ConfigError("--retire and --readmit are opposites", hint="Give one of them.")
+    for index in (each for each in (retire, readmit) if each is not None):
+        asyncio.run(
+            _change_standing(connect(namespace), index, is_readmitted=readmit is not None, is_sure=yes)
+        )
+        return
     from dynaplan.fleet.deployments import find_deployments
 
     try:
@@ -82,6 +101,34 @@ def command(namespace: str | None, as_json: bool) -> None:
         click.echo(text_table(gpu_rows(gpus), width=screen.width(), dropping=COLUMNS_DROPPED))
 
 
+async def _change_standing(
+    found: RunningDeployment, index: int, *, is_readmitted: bool, is_sure: bool
+) -> None:
+    from dynaplan.store import connections
+
+    def change(now: GpuStandings) -> GpuStandings:
+        standing = now.by_gpu.get(index)
+        if is_readmitted:
+            if standing is None or not (standing.is_apart or standing.why):
+                raise ConfigError(
+                    f"GPU {index} is not set apart", hint="`dynaplan gpus` shows who has which."
+                )
+            return now.with_gpu(index, standing.readmitted())
+        if not is_sure:
+            check_decode_left(len(inventory) - len(now.apart.keys() | {index}), found.workers)
+        kept = standing.readmitted().accepted if standing else ()
+        retired = GpuStanding(since_unix_s=round(time.time(), 3), accepted=kept, by=own_name())
+        return now.with_gpu(index, retired)
+
+    inventory = inventory_of(found.document)
+    check_known([index], inventory)
+    async with connections.open_store() as store:
+        await change_entries(store, found.namespace, SET_APART, GpuStandings.from_text, change)
+    what = f"GPU {index} {'readmitted' if is_readmitted else 'retired'}"
+    record_by_hand(found, what)
+    click.echo(what + ("" if is_readmitted else ": workers on it leave after their requests"))
+
+
 def read_gpus(running: Sequence[RunningDeployment]) -> list[BoxGpu]:
     """Read every GPU of the box that may be seen from here, and who has it."""
     from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
@@ -95,12 +142,18 @@ def read_gpus(running: Sequence[RunningDeployment]) -> list[BoxGpu]:
             for index in worker.gpus if worker.state in HOLDS_GPUS and known else ():
                 of_workers.setdefault(index, []).append(_worker(found, worker))
     loans = _loans(running)
+    apart = {
+        index: [GpuHolder(standing.words, standing.since_unix_s, _retry(standing))]
+        for found in running
+        for index, standing in standings_of(found).by_gpu.items()
+        if standing.is_apart
+    }
     claimed = _claimed(running, gpus)
     own_pids = _own_pids(running)
     found_gpus = []
     for gpu in gpus:
         use = uses.get(gpu.index)
-        holders = [*of_workers.get(gpu.index, ()), *loans.get(gpu.index, ())]
+        holders = [*of_workers.get(gpu.index, ()), *apart.get(gpu.index, ()), *loans.get(gpu.index, ())]
         foreign = [each.pid for each in use.processes if each.pid not in own_pids] if use else []
         holders += [_program(pid) for pid in foreign if pid]
         if not holders and gpu.index in claimed:
@@ -122,6 +175,10 @@ def gpu_rows(gpus: Iterable[BoxGpu]) -> list[tuple[str, ...]]:
             rows.append((*own, holder.who, since, holder.until))
             own = ("",) * len(own)
     return rows
+
+
+def _retry(standing: GpuStanding) -> str:
+    return local_time(standing.retry_unix_s) if standing.retry_unix_s else "`--readmit`"
 
 
 def _known(value: float | None, unit: str) -> str:

@@ -35,8 +35,8 @@ from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.fleet.rules.statefile import inventory_of, planner_keys_of
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker
 from dynaplan.process.process_table import is_alive
-from dynaplan.util.blocking_read import BlockingRead
 from dynaplan.store import connections
+from dynaplan.util.blocking_read import BlockingRead
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import ConfigError, TemporaryError, nearest
 from dynaplan.util.progress import ProgressLine

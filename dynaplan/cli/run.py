@@ -34,7 +34,7 @@ import click
 from dynaplan.cli.by_hand import record_by_hand
 from dynaplan.cli.options import namespace_option
 from dynaplan.cli.reserve import check_decode_left, wait_until_free
-from dynaplan.cli.running_deployment import connected
+from dynaplan.cli.running_deployment import connected, standings_of
 from dynaplan.cli.scale_args import user_name
 from dynaplan.cli.timing import WORKERS_POLL_S
 from dynaplan.contract.holds import MAX_HOLD_S, RESERVATIONS, Hold, ReservedGpus, reserved_words
@@ -327,7 +327,8 @@ def _lendable_gpus(found: RunningDeployment | None) -> list[LendableGpu]:
     workers = found.workers if found else ()
     held = {index for each in workers if each.state in HOLDS_GPUS for index in each.gpus}
     busy = {index: why for index, why in busy_gpus(gpus, uses_reader(gpus)()).items() if index not in held}
-    taken = {**busy, **GpuClaims(claims, gpus).held_by_others()}
+    apart = standings_of(found).apart if found else {}
+    taken = {**busy, **GpuClaims(claims, gpus).held_by_others(), **apart}
     return [
         LendableGpu(
             gpu,

@@ -19,6 +19,7 @@ from dynaplan.util.errors import ConfigError, DeploymentError
 
 if TYPE_CHECKING:
     from dynaplan.config.service_config import ServiceConfig
+    from dynaplan.contract.gpu_standing import GpuStandings
     from dynaplan.contract.gpus import Gpu
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.planner.recorders.manual_changes import ManualChange
@@ -116,6 +117,17 @@ def gpus_of(found: RunningDeployment) -> tuple[Gpu, ...]:
     from dynaplan.fleet.gpu_inventory import shown_gpus
 
     return shown_gpus(found.document, service_config(found))
+
+
+def standings_of(found: RunningDeployment) -> GpuStandings:
+    """Return how the deployment's GPUs stand that are or were ill, as the statefile has it."""
+    from dynaplan.contract.gpu_standing import SET_APART, GpuStandings
+    from dynaplan.fleet.rules.statefile import planner_keys_of
+
+    try:
+        return GpuStandings.from_text(planner_keys_of(found.document).get(SET_APART, ""))
+    except ValueError:
+        return GpuStandings()
 
 
 def find_store(namespace: str | None) -> RunningDeployment | None:

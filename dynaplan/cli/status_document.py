@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.cli.models_view import SavedKv, model_rows
-from dynaplan.cli.running_deployment import gpus_of, serve_pid, service_config
+from dynaplan.cli.running_deployment import gpus_of, serve_pid, service_config, standings_of
 from dynaplan.cli.scale_counts import (
     configured_planner_settings,
     current_entries,
@@ -42,11 +42,12 @@ from dynaplan.http.routes import ALL_METRICS_PATH, EVENTS, ROUTING_PATH
 from dynaplan.models.model import HOST
 from dynaplan.store.instances import PUBLIC_URL, SERVICES_PREFIX, Instance, public_urls
 from dynaplan.util.documents import parse_object
-from dynaplan.util.durations import wall_clock
+from dynaplan.util.durations import local_time, wall_clock
 from dynaplan.util.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
+    from dynaplan.contract.gpu_standing import GpuStandings
     from dynaplan.contract.gpus import Gpu
     from dynaplan.engines.worker_load import WorkerLoad
     from dynaplan.fleet.deployments import RunningDeployment
@@ -373,7 +374,7 @@ def _models(answers: DeploymentState) -> list[str]:
 
 def _gpus(gpus: Iterable[Gpu], found: RunningDeployment, reservations: ReservedGpus) -> list[dict[str, Any]]:
     """Return the GPUs of the deployment, with the workers that hold them, and their reservations."""
-    reserved = reservations.in_force(time.time(), wall_clock)
+    reserved, apart = reservations.in_force(time.time(), wall_clock), standings_of(found).apart
     holding = [worker for worker in found.workers if worker.state in HOLDS_GPUS]
     return [
         {
@@ -381,7 +382,9 @@ def _gpus(gpus: Iterable[Gpu], found: RunningDeployment, reservations: ReservedG
             "name": gpu.name,
             "memory_bytes": gpu.memory_bytes,
             "workers": [worker.name for worker in holding if gpu.index in worker.gpus],
-            "reserved": reserved_words(reserved[gpu.index]) if gpu.index in reserved else "",
+            "reserved": apart.get(gpu.index)
+            or (reserved_words(reserved[gpu.index]) if gpu.index in reserved else ""),
+            "is_apart": gpu.index in apart,
         }
         for gpu in gpus
     ]
@@ -397,8 +400,24 @@ def _other_version_notes(found: RunningDeployment, serve: RunningServe | None) -
     ]
 
 
+def illness_lines(standings: GpuStandings) -> list[str]:
+    """Return a sentence for each GPU that is set apart, or ill and in use."""
+    lines = []
+    for index, each in sorted(standings.by_gpu.items()):
+        if each.is_apart:
+            again = f"tried again at {local_time(each.retry_unix_s)}; " if each.retry_unix_s else ""
+            way_out = f"{again}`dynaplan gpus --readmit {index}` takes it back"
+            lines.append(f"GPU {index} is {each.words} ({local_time(each.since_unix_s)}): {way_out}.")
+        elif each.why:
+            lines.append(
+                f"GPU {index} is ill: {each.why}. It stays in use: no other is left for a decode worker."
+                f" `dynaplan gpus --retire {index} --yes` ends that."
+            )
+    return lines
+
+
 def _troubles(found: RunningDeployment) -> list[str]:
-    """Return a sentence for each process of the deployment's own that is dead or does not answer."""
+    """Return a sentence for each process of ours that is dead or silent, and for each GPU that is ill."""
     from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, HeartbeatFiles
 
     hints = {
@@ -415,11 +434,12 @@ def _troubles(found: RunningDeployment) -> list[str]:
         when = " after a minute of that" if serve.is_alive else ""
         hint = f"Its supervisor starts it again{when}, and requests go on"
         hints[SERVE_HEARTBEAT] = hints[SERVE_HEARTBEAT][0], hint
-    return [
+    silent = [
         f"{trouble}. {hints[name][1].format(pid=heartbeat.process.pid)}."
         for name, heartbeat in last_beats.items()
         if heartbeat and (trouble := heartbeat.trouble(hints[name][0]))
     ]
+    return [*silent, *illness_lines(standings_of(found))]
 
 
 def usual_start_s(found: RunningDeployment) -> dict[str, float | None]:

@@ -68,6 +68,26 @@ class GpuActivity:
     celsius: float | None = None
 
 
+@dataclass(frozen=True)
+class GpuHealth:
+    """What the driver tells of the health of one GPU; None and 0 where it does not.
+
+    ``xids`` are the events since this process began to listen, ``uncorrected_errors`` those of its memory
+    since the driver was loaded. ``is_throttled``: heat, power or a setting keeps its clock down.
+    """
+
+    is_lost: bool = False
+    xids: tuple[int, ...] = ()
+    uncorrected_errors: int = 0
+    has_remap_failed: bool = False
+    celsius: float | None = None
+    slowdown_celsius: float = 0.0
+    utilisation: float | None = None
+    clock_mhz: int = 0
+    max_clock_mhz: int = 0
+    is_throttled: bool = False
+
+
 def check_gpu_request(gpus: float, service: str) -> None:
     """Raise ConfigError unless a worker may ask for that many GPUs: 0, 1, 2 ... or a fraction below one."""
     if gpus < 0 or (gpus > 1 and gpus != int(gpus)):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-FAILED, SCALED, TARGET_MISSED, MODEL = "failed", "scaled", "target_missed", "model"
+FAILED, SCALED, TARGET_MISSED, MODEL, GPU = "failed", "scaled", "target_missed", "model", "gpu"
 """The kinds of events."""
 
 

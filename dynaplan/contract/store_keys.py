@@ -34,7 +34,9 @@ def planner_prefix(namespace: str) -> str:
     return f"v1/{namespace}/planner/"
 
 
-EXTENSIONS = frozenset({"holds", "reservations", "leave_first", "store_id", "models", "model_workers"})
+EXTENSIONS = frozenset(
+    {"holds", "reservations", "leave_first", "store_id", "models", "model_workers", "set_apart"}
+)
 """The names of the keys beside the protocol's."""
 
 

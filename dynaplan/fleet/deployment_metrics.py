@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynaplan.config.service_config import ServiceConfig
+from dynaplan.contract.gpu_standing import SET_APART, GpuStandings
 from dynaplan.contract.gpus import Gpu, GpuActivity, GpuUse
 from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
 from dynaplan.fleet.gpu_inventory import shown_gpus
-from dynaplan.fleet.rules.statefile import Document, fleet_of
+from dynaplan.fleet.rules.statefile import Document, fleet_of, planner_keys_of
 from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.http.client import HttpClient
@@ -79,6 +80,7 @@ class DeploymentMetrics:
         document = await asyncio.to_thread(self._read_document)
         gpus = shown_gpus(document, ServiceConfig.get_instance()) if document else self._gpus
         samples = list(fleet_samples(document, has_gpus=bool(gpus))) if document else []
+        samples += illness_samples(document) if document else ()
         if gpus != self._gpus:
             self._gpus = gpus
             self._read_gpus = _gpu_reader(gpus) if gpus else list
@@ -128,6 +130,21 @@ def fleet_samples(document: Document, *, has_gpus: bool = True) -> Iterator[Flee
         for index in worker.gpus if has_gpus and worker.state in HOLDS_GPUS else ():
             held = {"gpu": str(index), "worker": worker.name}
             yield "dynaplan_gpu_held", "1 for each worker that holds the GPU", held, 1.0
+
+
+def illness_samples(document: Document) -> Iterator[FleetSample]:
+    """Yield a sample for each GPU that is set apart."""
+    try:
+        standings = GpuStandings.from_text(planner_keys_of(document).get(SET_APART, ""))
+    except ValueError:
+        return
+    for index, why in standings.apart.items():
+        yield (
+            "dynaplan_gpu_set_apart",
+            "1 for a GPU that no worker gets",
+            {"gpu": str(index), "why": why},
+            1.0,
+        )
 
 
 def desired_samples(counts: DesiredCounts) -> Iterator[FleetSample]:

@@ -1,4 +1,4 @@
-"""A command or URL of the user's that is called at a deployment's events: failed, scaled, a model moved.
+"""A command or URL of the user's that is called at events: failed, scaled, a model moved, a GPU ill.
 
 It runs beside everything else, in the fleet plugin: a hook that fails or hangs costs a line in the log.
 Events of one kind are reported at most once in ``MIN_INTERVAL_S`` seconds; later ones go together.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from dynaplan.contract.hook_events import FAILED, MODEL, DecisionEventSource, HookEvent
+from dynaplan.contract.hook_events import FAILED, GPU, MODEL, DecisionEventSource, HookEvent
 from dynaplan.contract.model_keys import ModelEvent
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.http.client import JSON_BODY, HttpClient
@@ -69,7 +69,7 @@ def check_hook(target: str) -> None:
 
 
 class EventWatch:
-    """Finds events by polling the workers, a planner's decisions, and those about models.
+    """Finds events by polling the workers, a planner's decisions, those about models, and GPUs.
 
     The first poll finds nothing: what was so when it began is no event.
     """
@@ -79,15 +79,23 @@ class EventWatch:
         workers: Callable[[], Iterable[Worker]],
         decisions: DecisionEventSource,
         models: Callable[[], Sequence[ModelEvent]] = tuple,
+        gpus: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._workers = workers
         self._decisions = decisions
         self._models = models
+        self._gpus = gpus
+        self._gpu_events: Sequence[str] | None = None
         self._failed: frozenset[str] | None = None
         self._model_events: Sequence[ModelEvent] | None = None
 
     def poll(self) -> list[HookEvent]:
-        return [*self._failures(), *self._decisions.poll(), *self._moves()]
+        return [*self._failures(), *self._decisions.poll(), *self._moves(), *self._illnesses()]
+
+    def _illnesses(self) -> list[HookEvent]:
+        before, self._gpu_events = self._gpu_events, tuple(self._gpus())
+        new = [each for each in self._gpu_events if before is not None and each not in before]
+        return [HookEvent(GPU, each) for each in new]
 
     def _moves(self) -> list[HookEvent]:
         before, self._model_events = self._model_events, tuple(self._models())

@@ -3,7 +3,9 @@
 The use of simulated GPUs is in files that are written by hand. The file of simulated GPU 2 is ``gpu-2.json``
 in the node directory (``DYNAPLAN_NODE_DIR``), read anew each time; without it the GPU is empty::
 
-    {"used_bytes": 76000000000, "pids": [4711], "utilisation": 0.97, "watts": 642, "celsius": 61}
+    {"used_bytes": 76000000000, "pids": [4711], "utilisation": 0.97, "watts": 642, "celsius": 61,
+     "xids": [79], "uncorrected_errors": 2, "has_remap_failed": true, "is_lost": true, "slowdown_celsius": 87,
+     "clock_mhz": 345, "max_clock_mhz": 1980, "is_throttled": false}
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from dynaplan.contract.gpus import (
     SIMULATED_UUID,
     Gpu,
     GpuActivity,
+    GpuHealth,
     GpuProcess,
     GpuUse,
     busy_gpus,
@@ -196,6 +199,95 @@ def activity_reader(
     return lambda: uses.activity_of(gpus)
 
 
+def health_reader(
+    gpus: Sequence[Gpu], directory: Path | None = None
+) -> Callable[[], Mapping[int, GpuHealth]]:
+    """Return the reader of these GPUs' health, as ``uses_reader``: events are those since its first call."""
+    directory = directory or node_dir(os.environ)
+    if all(gpu.is_simulated for gpu in gpus):
+        return lambda: {gpu.index: _simulated_health(directory, gpu) for gpu in gpus}
+    return NvmlHealth(gpus).read
+
+
+class NvmlHealth:
+    """Reads counters, and listens to Xid events, of real GPUs. NVML stays open."""
+
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self._gpus = gpus
+        self._events: Any = None
+        self._xids: dict[str, list[int]] = {}
+
+    def read(self) -> dict[int, GpuHealth]:
+        """Return index -> health; nothing without a driver. Blocks while it does not answer."""
+        import pynvml
+
+        try:
+            if self._events is None:
+                pynvml.nvmlInit()
+                self._events = self._listen(pynvml)
+            self._take_events(pynvml)
+        except pynvml.NVMLError as error:
+            log.debug("the driver tells no events: %s", error)
+        found = {}
+        for gpu in self._gpus:
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                found[gpu.index] = _nvml_health(pynvml, handle, tuple(self._xids.get(gpu.uuid, ())))
+            except pynvml.NVMLError_GpuIsLost:
+                found[gpu.index] = GpuHealth(is_lost=True)
+            except pynvml.NVMLError:
+                continue
+        return found
+
+    def _listen(self, pynvml: Any) -> Any:
+        events = pynvml.nvmlEventSetCreate()
+        for gpu in self._gpus:
+            with suppress(pynvml.NVMLError):  # a MIG slice has none of its own
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+        return events
+
+    def _take_events(self, pynvml: Any) -> None:
+        while True:
+            try:
+                event = pynvml.nvmlEventSetWait_v2(self._events, 0)
+            except pynvml.NVMLError_Timeout:
+                return
+            uuid = _text(pynvml.nvmlDeviceGetUUID(event.device))
+            self._xids.setdefault(uuid, []).append(int(event.eventData))
+
+
+def _nvml_health(pynvml: Any, handle: Any, xids: tuple[int, ...]) -> GpuHealth:
+    """Return what this GPU tells; a call that it does not support counts as nothing told."""
+
+    def told(call: Callable[[], T], otherwise: T) -> T:
+        try:
+            return call()
+        except pynvml.NVMLError_GpuIsLost:
+            raise
+        except pynvml.NVMLError:
+            return otherwise
+
+    reasons = told(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), 0)
+    sensor, threshold = pynvml.NVML_TEMPERATURE_GPU, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+    uncorrected, since_load = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    return GpuHealth(
+        xids=xids,
+        uncorrected_errors=told(
+            lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, since_load), 0
+        ),
+        has_remap_failed=told(lambda: bool(pynvml.nvmlDeviceGetRemappedRows(handle)[3]), False),
+        celsius=told(lambda: float(pynvml.nvmlDeviceGetTemperature(handle, sensor)), None),
+        slowdown_celsius=told(
+            lambda: float(pynvml.nvmlDeviceGetTemperatureThreshold(handle, threshold)), 0.0
+        ),
+        utilisation=told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, None),
+        clock_mhz=told(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)), 0),
+        max_clock_mhz=told(lambda: int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)), 0),
+        is_throttled=bool(reasons & ~pynvml.nvmlClocksThrottleReasonGpuIdle),
+    )
+
+
 def busy_now(gpus: Sequence[Gpu]) -> set[int]:
     """Return the indices of the real GPUs whose memory is in use at this moment."""
     return set(busy_gpus(gpus, NvmlUses().of(gpus)))
@@ -297,6 +389,28 @@ def _simulated_activity(directory: Path, gpu: Gpu) -> GpuActivity:
     document = _read_file(directory / f"gpu-{gpu.index}.json")
     known = (document.get(name) for name in ("utilisation", "watts", "celsius"))
     return GpuActivity(*(float(each) if isinstance(each, int | float) else None for each in known))
+
+
+def _simulated_health(directory: Path, gpu: Gpu) -> GpuHealth:
+    document = _read_file(directory / f"gpu-{gpu.index}.json")
+
+    def number(name: str) -> float:
+        found = document.get(name)
+        return float(found) if isinstance(found, int | float) else 0.0
+
+    xids = document.get("xids")
+    return GpuHealth(
+        is_lost=document.get("is_lost") is True,
+        xids=tuple(each for each in xids if isinstance(each, int)) if isinstance(xids, list) else (),
+        uncorrected_errors=int(number("uncorrected_errors")),
+        has_remap_failed=document.get("has_remap_failed") is True,
+        celsius=number("celsius") or None,
+        slowdown_celsius=number("slowdown_celsius"),
+        utilisation=number("utilisation"),
+        clock_mhz=int(number("clock_mhz")),
+        max_clock_mhz=int(number("max_clock_mhz")),
+        is_throttled=document.get("is_throttled") is True,
+    )
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:

@@ -20,10 +20,11 @@ from dynaplan.contract.hook_events import DecisionEventSource
 from dynaplan.fleet.circus_client import REPLACE_EVENT, CircusClient
 from dynaplan.fleet.event_hook import ON_EVENT_VARIABLE, EventHook, EventWatch
 from dynaplan.fleet.gpu_claims import NodeClaims
-from dynaplan.fleet.gpu_devices import uses_reader
+from dynaplan.fleet.gpu_devices import health_reader, uses_reader
 from dynaplan.fleet.launch import LAUNCH_FILE, Launch
 from dynaplan.fleet.plugin.document import Statefile, present
 from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims, GpuMemory
+from dynaplan.fleet.plugin.gpu_watch import GpuWatch
 from dynaplan.fleet.plugin.key_persistence import KeyPersistence
 from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.plugin.ports import FleetPorts
@@ -139,12 +140,16 @@ class ReconcilerPlugin(CircusPlugin):
             heartbeats=HeartbeatFiles.of(launch.runtime_dir),
             startup_times=StartupTimesFile.beside(launch.statefile),
             gpus=self._gpu_availability(launch),
+            gpu_watch=self._gpu_watch(launch),
         )
 
     def _event_hook(self, target: str, launch: Launch, reconciler: Reconciler, clock: Clock) -> EventHook:
         decisions = self.decision_events(launch.log_dir / "planner")
         watch = EventWatch(
-            lambda: reconciler.workers.values(), decisions, lambda: tuple(reconciler.model_events)
+            lambda: reconciler.workers.values(),
+            decisions,
+            lambda: tuple(reconciler.model_events),
+            lambda: tuple(reconciler.gpu_events),
         )
         return EventHook(target, launch.namespace, watch, clock)
 
@@ -155,6 +160,14 @@ class ReconcilerPlugin(CircusPlugin):
     def _gpu_availability(self, launch: Launch) -> GpuAvailability:
         claims = NodeClaims(launch.arbiter, launch.namespace)
         return GpuAvailability(launch.gpus, GpuClaims(claims, launch.gpus), self._gpu_memory(launch))
+
+    def _gpu_watch(self, launch: Launch) -> GpuWatch | None:
+        """Begin to watch the health of the GPUs."""
+        if not launch.gpus:
+            return None
+        watch = GpuWatch(health_reader(launch.gpus), SystemClock())
+        self._tasks.spawn(watch.run(self._wake), "GPU health")
+        return watch
 
     def _gpu_memory(self, launch: Launch) -> GpuMemory | None:
         """Begin to follow the memory of the GPUs, unless what others use does not count."""

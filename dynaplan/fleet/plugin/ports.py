@@ -9,6 +9,7 @@ from typing import Protocol
 
 from dynaplan.fleet.circus_client import CircusClient
 from dynaplan.fleet.plugin.gpu_availability import GpuAvailability
+from dynaplan.fleet.plugin.gpu_watch import GpuWatch
 from dynaplan.fleet.startup_times import StartupTimes
 from dynaplan.fleet.statefile_store import DocumentStore
 from dynaplan.process.heartbeats import Heartbeats
@@ -38,4 +39,5 @@ class FleetPorts:
     startup_times: StartupTimes
     gpus: GpuAvailability
     terminal: Terminal
+    gpu_watch: GpuWatch | None = None
     wall_clock: Callable[[], float] = time.time

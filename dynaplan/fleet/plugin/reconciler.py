@@ -129,6 +129,11 @@ class Reconciler:
         return self._workers
 
     @property
+    def gpu_events(self) -> Iterable[str]:
+        """What was last found of the health of GPUs, the newest last."""
+        return self._ports.gpu_watch.events if self._ports.gpu_watch else ()
+
+    @property
     def model_events(self) -> Iterable[ModelEvent]:
         """What was last decided about models that are loaded on request, the newest last."""
         return self._models.state.events
@@ -181,6 +186,8 @@ class Reconciler:
         now_s = self._clock.now_s()
         exits = self._termination.exits(self._workers.values())
         seen = observe(self._workers, World(now_s, exits, instances, self._termination.gone))
+        if self._ports.gpu_watch:
+            self._ports.gpu_watch.note_ends(self._workers.values(), seen.workers)
         self._record(seen.workers)
         for lease in seen.dead_leases:
             self._link.revoke(lease)
@@ -250,7 +257,7 @@ class Reconciler:
             has_changed = self._decision_id not in (-1, counts.decision_id)  # the first one seen is no change
             self._decision_id = counts.decision_id
         desired = desired_workers(launch.graph, counts, self._workers)
-        reserved = self._reserved()
+        reserved = self._reserved(fleet)
         gpus.reserve(reserved)
         unusable = gpus.unusable(fleet)
         moment = Moment(self._clock.now_s(), self._ports.wall_clock())
@@ -272,11 +279,16 @@ class Reconciler:
                 return after
             unusable |= missed
 
-    def _reserved(self) -> dict[int, str]:
-        """Return the GPUs that users have reserved for this moment, with the reason."""
+    def _reserved(self, fleet: tuple[Worker, ...]) -> dict[int, str]:
+        """Return the GPUs that users have reserved for this moment, or that are ill, with the reason."""
         text = self._statefile.planner_keys.get(RESERVATIONS, "")
         reserved = ReservedGpus.from_text(text).in_force(time.time(), wall_clock) if text else {}
-        return {index: reserved_words(made) for index, made in reserved.items()}
+        words = {index: reserved_words(made) for index, made in reserved.items()}
+        if not self._ports.gpu_watch:
+            return words
+        usable = {gpu.index for gpu in self._launch.gpus} - reserved.keys()
+        apart = self._ports.gpu_watch.judge(fleet, usable, self._statefile, self._link, self._terminal)
+        return {**words, **apart}
 
     # -- act -------------------------------------------------------------------------------------
 

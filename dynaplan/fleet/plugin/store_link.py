@@ -210,7 +210,7 @@ class StoreLink:
         await self._commit(Transaction(dict.fromkeys(puts, 0), puts))
 
     def replace(self, name: str, before: str, after: str) -> None:
-        """Change a key of the planner, unless somebody else has changed it meanwhile."""
+        """Change a key of the planner, unless somebody else has changed it meanwhile; "" is a missing key."""
         self._tasks.spawn(self._replace(scaling_key(self._namespace, name), before, after), name)
 
     def decide_first(self, keys: dict[str, str]) -> None:
@@ -293,8 +293,9 @@ class StoreLink:
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
                 item = await self._store.get(key)
-                if item and item.value == before:
-                    await self._store.commit(Transaction({key: item.revision}, {key: after}))
+                if (item.value if item else "") == before:
+                    expected = {key: item.revision if item else 0}
+                    await self._store.commit(Transaction(expected, {key: after}))
         except (TimeoutError, TemporaryError, PermanentError) as error:
             log.debug("%s stays as it is for now: %s", key, error)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
+from dynaplan.contract.gpu_standing import SET_APART, GpuStandings
 from dynaplan.contract.holds import HOLDS, RESERVATIONS, Hold, ReservedGpus, RoleHolds
 from dynaplan.contract.model_keys import MODEL_ORDERS, MODEL_WORKERS, ModelOrders, planned_workers_in
 from dynaplan.contract.store_keys import COUNT_KEYS, LIVE_SETTINGS, live_setting
@@ -65,6 +66,7 @@ PLANNER_KEYS: Mapping[str, Callable[[str], bool]] = {
     **dict.fromkeys(COUNT_KEYS.values(), _is_number),
     "decision_id": _is_number,
     STORE_ID: bool,
+    SET_APART: _is_read(GpuStandings.from_text),
     MODEL_ORDERS: _is_read(ModelOrders.from_text),
     MODEL_WORKERS: _is_read(planned_workers_in),
 }

@@ -13,6 +13,7 @@ import pytest
 from dynaplan.cli import status_document
 from dynaplan.cli.status_document import (
     DeploymentState,
+    illness_lines,
     is_lost,
     read_draining,
     routing_lines,
@@ -22,6 +23,7 @@ from dynaplan.cli.status_document import (
     worker_row,
 )
 from dynaplan.cli.status_view import COLUMNS, render_worker_table, table_rows
+from dynaplan.contract.gpu_standing import GpuStanding, GpuStandings
 from dynaplan.contract.gpus import Gpu
 from dynaplan.contract.model_keys import MODEL_MEMORY, ModelReport
 from dynaplan.engines.worker_load import WorkerLoad
@@ -122,7 +124,7 @@ def test_silent_processes_of_the_deployment_are_named(monkeypatch: pytest.Monkey
     }
     monkeypatch.setattr(HeartbeatFiles, "of", lambda _: SimpleNamespace(read=last_beats.get))
     planner = Worker("ns_Planner", "Planner", Role.PLANNER, since_s=0.0)
-    found: Any = SimpleNamespace(runtime_dir="/x", arbiter=me, workers=(planner,))
+    found: Any = SimpleNamespace(runtime_dir="/x", arbiter=me, workers=(planner,), document={})
     assert [each.partition(".")[0] for each in status_document._troubles(found)] == [
         "the fleet plugin (pid 7) has not answered for 40 s",
         "the planner ns_Planner (pid 7) has ended",
@@ -135,7 +137,7 @@ def test_a_serve_that_its_supervisor_starts_again_is_told_as_that(monkeypatch: p
     heartbeat = Heartbeat(ProcessIdentity(8, 1, "boot"), 0.0, 1.0, 1.0, False)
     monkeypatch.setattr(HeartbeatFiles, "of", lambda _: SimpleNamespace(read={"serve": heartbeat}.get))
     supervisor = ProcessIdentity(7, 1, "boot")
-    found: Any = SimpleNamespace(runtime_dir="/x", arbiter=supervisor, workers=())
+    found: Any = SimpleNamespace(runtime_dir="/x", arbiter=supervisor, workers=(), document={})
     [trouble] = status_document._troubles(found)
     assert (
         trouble == "`dynaplan serve` (pid 8) has ended. Its supervisor starts it again, and requests go on."
@@ -231,3 +233,15 @@ def test_the_memory_that_models_share_is_divided_by_model_and_only_where_models_
     answers = DeploymentState(fleet={MODEL_MEMORY: [*shared, {"index": "x"}, 7]})
     divided = status_document._model_memory(found, answers, reports)
     assert [(row["index"], row["by_model"]) for row in divided] == [(-1, {"bee/1": 5}), (1, {"ant": 14})]
+
+
+def test_a_gpu_that_is_set_apart_says_why_since_when_and_how_it_comes_back() -> None:
+    apart = GpuStanding(why="Xid 79", since_unix_s=1.0)
+    last = GpuStanding(is_apart=False, why="Xid 48")
+    well = GpuStanding(is_apart=False)
+    first, second = illness_lines(GpuStandings({0: apart, 1: last, 2: well}))
+    assert first.startswith("GPU 0 is set apart: Xid 79 (1970-01-0")
+    assert first.endswith("`dynaplan gpus --readmit 0` takes it back.")
+    assert second.startswith("GPU 1 is ill: Xid 48. It stays in use: no other is left")
+    hot = GpuStanding(why="90 C", since_unix_s=1.0, retry_unix_s=61.0)
+    assert ": tried again at 1970-01-0" in illness_lines(GpuStandings({3: hot}))[0]

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.contract.gpus import Gpu, GpuActivity, GpuProcess, GpuUse
+from dynaplan.contract.gpus import Gpu, GpuActivity, GpuHealth, GpuProcess, GpuUse
 from dynaplan.fleet.gpu_devices import (
     NvmlUses,
     activity_reader,
     busy_now,
+    health_reader,
     nvml,
     process_of,
     simulated,
@@ -32,6 +33,14 @@ class FakeNvmlError(Exception):
     """``pynvml.NVMLError``."""
 
 
+class FakeLost(FakeNvmlError):
+    """``pynvml.NVMLError_GpuIsLost``."""
+
+
+class FakeTimeout(FakeNvmlError):
+    """``pynvml.NVMLError_Timeout``: no event is there."""
+
+
 class FakeDriver:
     """The part of pynvml that is asked for memory, processes and activity.
 
@@ -41,12 +50,15 @@ class FakeDriver:
     of its own; a GPU that is ``lost`` fails in every call; without a driver all calls fail.
     """
 
-    NVMLError = FakeNvmlError
+    NVMLError, NVMLError_GpuIsLost, NVMLError_Timeout = FakeNvmlError, FakeLost, FakeTimeout
+    NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = NVML_CLOCK_SM = nvmlEventTypeXidCriticalError = 1
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = nvmlClocksThrottleReasonGpuIdle = 1
 
     def __init__(self) -> None:
         self.opened = 0
         self.has_driver = True
         self.lost = ""
+        self.xids: list[tuple[str, int]] = []
         self.computing: list[tuple[int, int | None]] = []
         self.drawing: list[tuple[int, int | None]] = []
 
@@ -59,7 +71,7 @@ class FakeDriver:
         if not self.opened or not self.has_driver:
             raise FakeNvmlError("Uninitialized")
         if uuid == self.lost:
-            raise FakeNvmlError("GPU is lost")
+            raise FakeLost("GPU is lost")
         return uuid
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
@@ -78,6 +90,44 @@ class FakeDriver:
         return 641_700
 
     NVML_TEMPERATURE_GPU = 0
+
+    def nvmlEventSetCreate(self) -> object:
+        return self
+
+    def nvmlDeviceRegisterEvents(self, handle: str, kinds: int, events: object) -> None:
+        if handle == "MIG-b":
+            raise FakeNvmlError("Not Supported")
+
+    def nvmlEventSetWait_v2(self, events: object, timeout_ms: int) -> SimpleNamespace:
+        if not self.xids:
+            raise FakeTimeout
+        device, xid = self.xids.pop(0)
+        return SimpleNamespace(device=device, eventData=xid)
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return handle
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return 1  # idle
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: str, kind: int, since: int) -> int:
+        return 2
+
+    def nvmlDeviceGetRemappedRows(self, handle: str) -> tuple[int, int, int, int]:
+        return (0, 9, 1, 1)
+
+    def nvmlDeviceGetTemperatureThreshold(self, handle: str, kind: int) -> int:
+        return 87
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        if handle == "MIG-b":
+            raise FakeNvmlError("Not Supported")
+        return 345
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:
+        if handle == "MIG-b":
+            raise FakeNvmlError("Not Supported")
+        return 1980
 
     def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
         if handle == "MIG-b":
@@ -195,3 +245,26 @@ def test_the_activity_of_a_simulated_gpu_stands_in_its_file(tmp_path: Path) -> N
     (tmp_path / "gpu-1.json").write_text('{"utilisation": "much", "watts": null}')
     read = activity_reader(simulated(2), tmp_path)
     assert read() == {0: GpuActivity(0.5, 300.0, 61.0), 1: GpuActivity()}
+
+
+def test_the_health_of_a_simulated_gpu_stands_in_its_file(tmp_path: Path) -> None:
+    (tmp_path / "gpu-0.json").write_text(
+        '{"xids": [79, "x"], "uncorrected_errors": 2, "has_remap_failed": true, "celsius": 61,'
+        ' "slowdown_celsius": 87, "utilisation": 0.5, "clock_mhz": 345, "max_clock_mhz": 1980}'
+    )
+    (tmp_path / "gpu-1.json").write_text('{"xids": "79", "is_lost": 1}')
+    health = health_reader(simulated(2), tmp_path)()
+    assert health[0] == GpuHealth(False, (79,), 2, True, 61.0, 87.0, 0.5, 345, 1980)
+    assert health[1] == GpuHealth(utilisation=0.0)
+
+
+def test_the_health_is_read_by_counters_and_events_and_what_is_not_supported_is_not_told(
+    driver: FakeDriver,
+) -> None:
+    driver.xids = [("GPU-a", 31), ("GPU-a", 79)]
+    health = health_reader(GPUS[:2])
+    assert health()[0] == GpuHealth(False, (31, 79), 2, True, 61.0, 87.0, 0.97, 345, 1980, False)
+    assert health()[0].xids == (31, 79)
+    assert health()[1] == GpuHealth(uncorrected_errors=2, has_remap_failed=True, slowdown_celsius=87.0)
+    driver.lost = "GPU-a"
+    assert health()[0] == GpuHealth(is_lost=True)
