@@ -55,7 +55,13 @@ MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 20, "hash_ids
 _SHIPPED = (REPOSITORY / "graphs/disagg.yaml").read_text()
 OTHER = _SHIPPED.replace("max-num-batched-tokens: 16384", "max-num-batched-tokens: 8192", 1)
 
+BY_RATE = (
+    "dynaplan serve graphs.disagg:Frontend -f disagg.yaml --Planner.adjustment-interval=2"
+    " --Planner.policy=by_rate.py:decide"
+)
+
 WALKS = {
+    "api": Walk(before=("dynaplan serve model.gguf",)),
     "box": Walk(
         given={"bin/tell-me": "#!/bin/sh\ncat >> told.txt\n"},
         after={
@@ -136,6 +142,10 @@ WALKS = {
         before=("cp model.gguf a.gguf", "cp model.gguf b.gguf"),
         instead={" /models/qwen": ""},
     ),
+    "several-people": Walk(
+        given={"models.yaml": "Models: {qwen: {engine: sim}}\n"},
+        instead={"--host 0.0.0.0": "--host 127.0.0.1"},
+    ),
     "sglang": Walk(skipped={"dynaplan serve": NO_ENGINE}),
     "traffic": Walk(
         after={
@@ -143,6 +153,12 @@ WALKS = {
         }
     ),
     "trtllm": Walk(skipped={"dynaplan serve": NO_ENGINE}),
+    "your-own-policy": Walk(
+        instead={
+            "disagg.yaml --Planner.policy": "disagg.yaml --Planner.adjustment-interval=2 --Planner.policy"
+        },
+        after={BY_RATE: (LOAD,)},
+    ),
     "tutorial": Walk(instead={"--for 90s": "--for 5s", "duration=1800": "duration=300"}),
     "vllm": Walk(skipped={"dynaplan serve": NO_ENGINE}),
     "watching": Walk(

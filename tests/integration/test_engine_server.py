@@ -208,7 +208,7 @@ async def test_a_stop_that_is_cancelled_at_any_moment_leaves_no_process_no_lease
         await asyncio.gather(stopping, return_exceptions=True)
         assert group_members(pid) == ()
         assert list((tmp_path / "node").glob("port-*")) == []
-        assert engine._client._session is None
+        assert engine._client._http._pool is None
 
 
 # -- load ----------------------------------------------------------------------------------------------

@@ -521,7 +521,7 @@ async def test_a_request_on_the_connection_of_a_stream_that_has_just_ended_is_an
         async with here.client.post(here.url + CHAT, json=body(CHAT, stream=True)) as response:
             await response.content.readany()
             url, draining = here.url, asyncio.create_task(here.frontend.drain())
-            await eventually(lambda: here.frontend._acceptor._socket.fileno() < 0)  # type: ignore[union-attr]
+            await eventually(lambda: here.frontend._server._acceptor._socket.fileno() < 0)  # type: ignore[union-attr]
             worker.go_on.set()
             assert (await response.text()).endswith("data: [DONE]\n\n")
         async with here.client.post(url + CHAT, json=body(CHAT)) as last:
