@@ -18,12 +18,13 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from dynaplan.cli.export import write_text
 from dynaplan.util.errors import ConfigError, SeveralErrors, UserError
 
 if TYPE_CHECKING:
@@ -56,11 +57,9 @@ def command(models: tuple[str, ...], output: Path, is_printed: bool) -> None:
             hint=f"`dynaplan init -o OTHER.yaml`, or --stdout. `dynaplan doctor -f {output}` looks at it.",
         )
     text, served = starting_file(list(found_models(models)), output.name)
-    if is_printed:
-        click.echo(text, nl=False)
-        return
-    output.write_text(text)
-    click.echo(f"{output}: {_counted(served, 'model')}.\nStart it:  dynaplan serve {output}")
+    write_text(text, None if is_printed else output)
+    if not is_printed:
+        click.echo(f"{_counted(served, 'model')}. Start it:  dynaplan serve {output}")
 
 
 # -- 1. what is here ----------------------------------------------------------------------------------
@@ -230,11 +229,15 @@ def starting_file(found: Sequence[FoundModel], name: str) -> tuple[str, int]:
 
 
 def _with_keys_of_their_own(found: Sequence[FoundModel]) -> Iterator[FoundModel]:
-    """Yield the models with a number behind each key that an earlier one has."""
-    taken: dict[str, int] = {}
+    """Yield the models with a number behind each key that another one has."""
+    taken = {each.key for each in found}
+    seen: set[str] = set()
     for each in found:
-        taken[each.key] = number = taken.get(each.key, 0) + 1
-        yield each if number == 1 else replace(each, key=f"{each.key}-{number}")
+        numbered = (f"{each.key}-{number}" for number in count(2))
+        key = each.key if each.key not in seen else next(key for key in numbered if key not in taken)
+        taken.add(key)
+        seen.add(key)
+        yield replace(each, key=key)
 
 
 def _header(name: str) -> Iterator[str]:

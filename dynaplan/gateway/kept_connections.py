@@ -45,7 +45,7 @@ LARGE_BYTES = 64 * 1024
 
 
 class Slot:
-    """What is written of one connection. All is forgotten, and does nothing, once it is released."""
+    """What is written of one connection; nothing any more once it is released, when another may have it."""
 
     def __init__(self, memory: mmap.mmap, number: int, release: Callable[[int], None]) -> None:
         self._memory = memory
@@ -58,9 +58,11 @@ class Slot:
         self._is_mixed = False
         self._write_head()
 
-    def received(self, data: bytes) -> None:
-        """Keep bytes of a request, as long as nothing of its answer was sent."""
-        if self._state == BEGUN or self._is_mixed:
+    def received(self, data: bytes, *, is_answer_sent: bool) -> None:
+        """Keep bytes of a request, as long as nothing of its answer was sent, and all of the one before."""
+        if self._state == LOST:
+            return
+        if self._state == BEGUN or self._is_mixed or not is_answer_sent:
             self._is_mixed = True  # pipelined: what belongs to which request is not known here
             return
         begin, end = self._received_bytes, self._received_bytes + len(data)
@@ -146,8 +148,8 @@ class KeptConnections:
         self._retry_at_s = now_s + RECONNECT_S
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            channel.setblocking(False)  # a keeper that stands still accepts nobody
             channel.connect(self._path)
-            channel.setblocking(False)
             file = os.memfd_create("dynaplan-connections", os.MFD_CLOEXEC)
             try:
                 os.ftruncate(file, SLOTS * SLOT_BYTES)

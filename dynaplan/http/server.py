@@ -64,8 +64,8 @@ _LAST_CHUNK = b"0\r\n\r\n"
 class KeptConnection(Protocol):
     """What somebody else is told of a connection, who goes on with it should this process be killed."""
 
-    def received(self, data: bytes) -> None:
-        """Hear of bytes that the client has sent."""
+    def received(self, data: bytes, *, is_answer_sent: bool) -> None:
+        """Hear of bytes that the client has sent, and whether the kernel has all of the answer before."""
 
     def begin_answer(self, last_words: bytes = b"") -> None:
         """Hear that an answer is being sent, and how it is to end when nobody else ends it."""
@@ -276,7 +276,8 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._kept is not None:
-            self._kept.received(data)
+            is_answer_sent = self.transport is not None and not self.transport.get_write_buffer_size()
+            self._kept.received(data, is_answer_sent=is_answer_sent)
         self._head_bytes += len(data)
         rest = memoryview(data)
         while rest and not self._ignores_input:

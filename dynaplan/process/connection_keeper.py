@@ -120,8 +120,7 @@ class Passage:
         """Whether each end may still send something."""
         self.address = address
         self.own_address: tuple[str, int] | None = None
-        self.give_up_at_s = time.monotonic() + CONNECT_TIMEOUT_S
-        self.retry_at_s = 0.0
+        self.give_up_at_s = self.retry_at_s = 0.0
 
 
 class Keeper:
@@ -145,9 +144,13 @@ class Keeper:
     # -- a frontend that lives ----------------------------------------------------------------------
 
     def _accept(self) -> None:
-        channel, _ = self._listening.accept()
-        channel.setblocking(False)
-        frontend = Frontend(channel)
+        try:
+            channel, _ = self._listening.accept()
+            channel.setblocking(False)
+            frontend = Frontend(channel)
+        except OSError as error:  # no descriptors are left, perhaps: the frontend is on its own
+            print(f"a frontend is not taken: {error}", file=sys.stderr)
+            return
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._hear(frontend))
 
     def _hear(self, frontend: Frontend) -> None:
@@ -164,7 +167,12 @@ class Keeper:
                     self._lose(frontend, has_died=not message and frontend.has_died())
                     return
                 self._carry_out(frontend, message, descriptors)
-            except (struct.error, ValueError, OSError) as error:  # no frontend of ours
+            except (
+                struct.error,
+                ValueError,
+                OSError,
+                IndexError,
+            ) as error:  # or no socket came
                 print(f"a message is not understood: {error}", file=sys.stderr)
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -213,15 +221,19 @@ class Keeper:
         last = b""
         if state == BEGUN:
             last = bytes(memory[at + LAST_WORDS_AT : at + LAST_WORDS_AT + words])
-        elif state in (WAITING, LOST):
+        elif state == LOST or received:
             last = NO_ANSWER
         _send_last(connection, last)
 
     def _begin(self, passage: Passage) -> None:
         if passage.waiting[1]:
-            self._connecting.append(passage)
+            self._reconnect(passage)
         else:
             self._watch(passage)  # until the client sends something
+
+    def _reconnect(self, passage: Passage) -> None:
+        passage.give_up_at_s = time.monotonic() + CONNECT_TIMEOUT_S
+        self._connecting.append(passage)
 
     def _connect(self, passage: Passage) -> None:
         """Try to reach the next frontend."""
@@ -230,7 +242,7 @@ class Keeper:
             return
         passage.retry_at_s = now_s + CONNECT_RETRY_S
         try:
-            frontend = socket.create_connection(passage.address, timeout=1.0)
+            frontend = socket.create_connection(passage.address, timeout=0.2)
         except OSError:
             if now_s > passage.give_up_at_s:
                 self._connecting.remove(passage)
@@ -276,7 +288,7 @@ class Keeper:
             self._close(passage)  # the client has left: the frontend is to see it
         elif passage.ends[1] is None and passage.waiting[1]:
             self._unwatch(passage.ends[0])
-            self._connecting.append(passage)
+            self._reconnect(passage)
         else:
             self._watch(passage)
 

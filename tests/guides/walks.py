@@ -55,10 +55,7 @@ MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 20, "hash_ids
 _SHIPPED = (REPOSITORY / "graphs/disagg.yaml").read_text()
 OTHER = _SHIPPED.replace("max-num-batched-tokens: 16384", "max-num-batched-tokens: 8192", 1)
 
-BY_RATE = (
-    "dynaplan serve graphs.disagg:Frontend -f disagg.yaml --Planner.adjustment-interval=2"
-    " --Planner.policy=by_rate.py:decide"
-)
+BY_RATE = "dynaplan serve graphs.disagg:Frontend -f disagg.yaml --Planner.policy=by_rate.py:decide"
 
 WALKS = {
     "api": Walk(before=("dynaplan serve model.gguf",)),

@@ -89,7 +89,7 @@ def frontend_that_dies(keeper: str, public: Public, act: Act, *, is_killed: bool
 
 def read_request(slot: Slot, connection: socket.socket) -> None:
     data = connection.recv(65536)
-    slot.received(data)
+    slot.received(data, is_answer_sent=True)
 
 
 def all_of(client: socket.socket) -> bytes:
@@ -175,7 +175,7 @@ def test_pipelined_requests_are_not_asked_again(keeper: str, public: Public) -> 
     def act(slot: Slot, connection: socket.socket) -> None:
         read_request(slot, connection)
         slot.begin_answer()
-        slot.received(REQUEST)
+        slot.received(REQUEST, is_answer_sent=True)
         slot.end_answer(is_next_coming=True)
         slot.settle()
 
@@ -191,10 +191,54 @@ def test_a_request_that_is_too_large_to_keep_is_answered_503(keeper: str, public
 
     def act(slot: Slot, connection: socket.socket) -> None:
         read_request(slot, connection)
-        slot.received(bytes(2 * 1024 * 1024))
+        slot.received(bytes(2 * 1024 * 1024), is_answer_sent=True)
 
     frontend_that_dies(keeper, public, act)
     assert all_of(client).startswith(b"HTTP/1.1 503 ")
+
+
+def test_what_follows_a_request_that_was_too_large_makes_no_request_with_a_hole_of_it(
+    keeper: str, public: Public
+) -> None:
+    client = public.client()
+    client.sendall(REQUEST)
+
+    def act(slot: Slot, connection: socket.socket) -> None:
+        read_request(slot, connection)
+        for size in (900_000, 200_000, 10):
+            slot.received(bytes(size), is_answer_sent=True)
+
+    frontend_that_dies(keeper, public, act)
+    assert all_of(client).startswith(b"HTTP/1.1 503 ")
+
+
+def test_an_idle_connection_that_was_passed_on_once_is_closed_without_a_word(
+    keeper: str, public: Public
+) -> None:
+    client = public.client()
+    client.sendall(REQUEST)
+    frontend_that_dies(keeper, public, read_request)
+
+    def answer(slot: Slot, connection: socket.socket) -> None:
+        read_request(slot, connection)
+        slot.begin_answer()
+        connection.sendall(ANSWER)
+        slot.end_answer(is_next_coming=False)
+        slot.settle()
+
+    frontend_that_dies(keeper, public, answer)
+    assert all_of(client) == ANSWER
+
+
+def test_no_message_ends_the_keeper(keeper: str, public: Public) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(keeper)
+        for message in (b"T\0\0\0\0", b"T", b"H", b"Hx", b"?" * 200):  # a descriptor that did not come
+            stranger.send(message)
+    client = public.client()
+    client.sendall(REQUEST)
+    frontend_that_dies(keeper, public, read_request)
+    assert public.accepted().recv(65536) == REQUEST
 
 
 def test_a_request_that_has_ended_two_frontends_is_not_asked_of_a_third(keeper: str, public: Public) -> None:

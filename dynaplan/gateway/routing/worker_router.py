@@ -220,10 +220,12 @@ class WorkerRouter:
             and each.instance_id not in asleep
             and not self._is_full(each)
         ]
+        if self._stalled and (stalled := self._stalled.ids):
+            lively = [each for each in instances if each.instance_id not in stalled]
+            if any(each.instance_id not in asleep for each in lively):  # be it full: it is waited for
+                usable = [each for each in usable if each in lively]
         if not usable:
             return None
-        if self._stalled and (stalled := self._stalled.ids):
-            usable = [each for each in usable if each.instance_id not in stalled] or usable
         if not self._prefixes:
             return self._enter(self._choose(usable, {}, 0), NO_BLOCKS, 0)
         overlaps = self._prefixes.overlaps(blocks, self._books, now_s)

@@ -152,6 +152,18 @@ def test_a_model_of_two_tools_is_there_once_and_two_of_one_name_have_a_number(ho
     assert set(written()) == {"ant:latest", "ant", "ant-2"}
 
 
+def test_a_number_behind_a_key_is_one_that_no_other_model_has(home: Path) -> None:
+    for name in ("x/ant.gguf", "y/ant.gguf", "z/ant-2.gguf"):
+        model(home / Path(name).parent, Path(name).name)
+    init("x/ant.gguf", "y/ant.gguf", "z/ant-2.gguf")
+    assert set(written()) == {"ant", "ant-3", "ant-2"}
+
+
+def test_a_directory_that_is_not_there_is_a_sentence(home: Path) -> None:
+    model(home, "ant.gguf")
+    assert "--output none/m.yaml: No such file" in str(refusal("ant.gguf", "-o", "none/m.yaml"))
+
+
 def test_a_directory_that_vllm_loads_is_told_with_what_is_missing_for_it(home: Path) -> None:
     model(home, "ant.gguf")
     snapshot = home / ".cache/huggingface/hub/models--owner--bee/snapshots/1"

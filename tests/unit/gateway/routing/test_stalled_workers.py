@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.gateway.routing.stalled_workers import StalledWorkers
 from dynaplan.http.connections import Origin, target_of
 from dynaplan.store.instances import Instance
+from tests.unit.gateway.routing.test_worker_router import Instances, router
 
 pytestmark = pytest.mark.looptime
 
@@ -117,6 +120,17 @@ async def test_of_two_that_stop_at_once_one_stays_and_nothing_moves_to_and_fro()
     watched.upstream.stop(OTHER)
     assert len(await watched.look(ONE, OTHER, for_s=30)) == 1
     assert len(set(watched.upstream.moved)) == 1
+
+
+async def test_a_stalled_worker_gets_nothing_while_another_is_there_be_it_full() -> None:
+    stalled = SimpleNamespace(ids=frozenset({1}))
+    routed = router(Instances(1, 2), FrontendSettings(router="round-robin"), stalled=stalled, limit=1)
+    first = routed.book_at_once()
+    assert first
+    assert first.instance.instance_id == 2
+    assert routed.book_at_once() is None
+    stalled.ids = frozenset({1, 2})
+    assert routed.book_at_once()
 
 
 async def test_a_stalled_worker_is_back_with_its_first_answer() -> None:
