@@ -193,6 +193,9 @@ class Totals:
         self.started = 0
 
 
+Chunk = tuple[EngineRequest, int, int]
+"""Tokens of a prompt that one step computes: the request, how many are done before, and how many come now."""
+
 ADMISSION_RESERVE = 0.01
 """The part of all blocks that stays free when a request is admitted beside others, so that these can grow."""
 
@@ -218,7 +221,7 @@ class EngineModel:
         self._clock = 0
         self._decoding = 0
         self._kv_tokens = 0
-        self._filling: list[dict[str, EngineRequest]] = [{} for _ in range(settings.block_tokens)]
+        self._filling = [0] * settings.block_tokens  # requests that need a block, by the step modulo its size
         self._finishing: dict[int, dict[str, EngineRequest]] = {}
         self._finish_order: list[int] = []
         self._jitter = uniform_draws(settings.seed)
@@ -296,23 +299,33 @@ class EngineModel:
         lacking, or about the horizon has passed: the same tokens, and the duration of the middle one for
         each.
         """
-        preempted = self._make_room()
+        preempted: Sequence[EngineRequest] = self._make_room() if self._decoding else ()
         decodes, kv_tokens = self._decoding, self._kv_tokens
-        chunks, starts, remote = self._schedule(may_admit=not preempted)
+        chunks: Sequence[Chunk] = ()
+        remote: Sequence[EngineRequest] = ()
+        starts = 0
+        if self._prefilling or (self._waiting and not preempted):
+            chunks, starts, remote = self._schedule(may_admit=not preempted)
         steps, duration_ms = 1, 0.0
         if chunks:
             duration_ms = self.timing.step_ms(decodes, kv_tokens, _spans(chunks), starts)
         elif decodes:
             steps, duration_ms = self._decode_only(decodes, kv_tokens, 0.0 if remote else horizon_s)
+        finished: Sequence[EngineRequest] = ()
+        started: Sequence[EngineRequest] = ()
         if decodes:
-            self._decode(decodes, steps)
-        finished: list[EngineRequest] = self._pop_finished() if decodes else []
-        started = self._complete(chunks, finished)
+            self._clock += steps
+            self._kv_tokens += decodes * steps
+            if self._clock in self._finishing:
+                finished = self._pop_finished()
+        if chunks:
+            started, ended = self._complete(chunks)
+            finished = [*finished, *ended]
         for request in remote:
             self._join(request, request.prompt_tokens - 1)
-        is_empty = not (decodes or chunks or remote or preempted)
         tokens = decodes * steps + len(started)
-        duration_ms = self._with_jitter(duration_ms)
+        if self.settings.jitter:
+            duration_ms = self._with_jitter(duration_ms)
         totals = self.totals
         totals.generated += tokens
         totals.steps += steps
@@ -321,19 +334,18 @@ class EngineModel:
         if chunks:
             totals.computed += sum(size for _, _, size in chunks)
             totals.started += starts
-        return StepResult(
-            duration_ms / 1000, steps if decodes else 0, tokens, started, finished, preempted, is_empty
-        )
+        is_empty = not (decodes or chunks or remote or preempted)
+        done = steps if decodes else 0
+        return StepResult(duration_ms / 1000, done, tokens, started, finished, preempted, is_empty)
 
     def _make_room(self) -> list[EngineRequest]:
         """Give decoding requests the blocks their next tokens need, preempting the newest until all fit."""
         preempted: list[EngineRequest] = []
-        if not self._decoding:
-            return preempted
-        bucket = self._filling[self._clock % self.settings.block_tokens]
-        while len(bucket) > self.blocks.free:
+        blocks, filling, place = self.blocks, self._filling, self._clock % self.settings.block_tokens
+        while filling[place] > blocks.total - blocks.used:
             preempted.append(self._preempt(next(reversed(self._running.values()))))
-        self.blocks.take(len(bucket))
+        if filling[place]:
+            blocks.take(filling[place])
         return preempted
 
     def _preempt(self, request: EngineRequest) -> EngineRequest:
@@ -348,11 +360,9 @@ class EngineModel:
         self.totals.preemptions += 1
         return request
 
-    def _schedule(
-        self, *, may_admit: bool
-    ) -> tuple[list[tuple[EngineRequest, int, int]], int, list[EngineRequest]]:
-        """Choose this step's chunks (request, done, size), the number of new prompts, and remote requests."""
-        chunks: list[tuple[EngineRequest, int, int]] = []
+    def _schedule(self, *, may_admit: bool) -> tuple[list[Chunk], int, list[EngineRequest]]:
+        """Choose this step's chunks, the number of new prompts, and remote requests."""
+        chunks: list[Chunk] = []
         remote: list[EngineRequest] = []
         starts = 0
         budget = self.settings.batched_tokens - self._decoding
@@ -372,45 +382,48 @@ class EngineModel:
                 budget -= self._compute(request, budget, chunks)
         return chunks, starts, remote
 
-    def _compute(
-        self, request: EngineRequest, budget: int, chunks: list[tuple[EngineRequest, int, int]]
-    ) -> int:
+    def _compute(self, request: EngineRequest, budget: int, chunks: list[Chunk]) -> int:
         done = request._context
         size = min(budget, request._target - done)
         request._context = done + size
         chunks.append((request, done, size))
-        self._publish(request)
+        if request.block_hashes:
+            self._publish(request)
         return size
 
     def _admit(self, request: EngineRequest) -> bool:
         """Give the request at the head of the queue its blocks, if they are free; then it runs."""
-        blocks, settings = self.blocks, self.settings
+        blocks, size = self.blocks, self.settings.block_tokens
         hashes: Sequence[int] = ()
-        if settings.is_prefix_caching and request.block_hashes:
-            most = (request._target - 1) // settings.block_tokens  # one token is always left to compute
+        if request.block_hashes and self.settings.is_prefix_caching:
+            most = (request._target - 1) // size  # one token is always left to compute
             hashes = request.block_hashes[: blocks.matching(request.block_hashes[:most])]
-        fresh = settings.blocks_for(request._target - request.is_remote) - len(hashes)
+        fresh = -(-(request._target - request.is_remote) // size) - len(hashes)
+        idle = blocks.idle_among(hashes) if hashes else 0
         reserve = self._reserve if self._running else 0
-        if fresh + blocks.idle_among(hashes) + reserve > blocks.free:
+        if fresh + idle + reserve > blocks.total - blocks.used:
             return False
-        blocks.share(hashes)
+        if hashes:
+            blocks.share(hashes)
+            request._shared = list(hashes)
         blocks.take(fresh)
-        request._shared = list(hashes)
-        request._context = len(hashes) * settings.block_tokens
-        self._count_admission(request)
-        del self._waiting[request.request_id]
-        self._running[request.request_id] = request
+        request._context = len(hashes) * size
+        if not request._was_admitted:
+            self._count_admission(request)
+        key = request.request_id
+        del self._waiting[key]
+        self._running[key] = request
         request.state = RequestState.PREFILLING
-        if request.is_remote:
-            request._context = request.prompt_tokens - 1
+        if not request.is_remote:
+            self._prefilling[key] = request
+            return True
+        request._context = request.prompt_tokens - 1
+        if request.block_hashes:
             self._publish(request)
-        else:
-            self._prefilling[request.request_id] = request
         return True
 
     def _count_admission(self, request: EngineRequest) -> None:
-        if request._was_admitted:
-            return  # it was preempted
+        """Count a first admission: the next one of a request that was preempted does not count."""
         request._was_admitted = True
         self.totals.prefix_queries += request.prompt_tokens
         self.totals.cached += request._context
@@ -437,51 +450,47 @@ class EngineModel:
         decode_ms = self.timing.decode_ms
         if horizon_s <= 0.0:
             return 1, decode_ms(decodes, kv_tokens)
-        steps = self._next_finish() - self._clock
-        if horizon_s != math.inf:
-            steps = min(steps, max(1, math.ceil(horizon_s * 1000 / decode_ms(decodes, kv_tokens))))
+        order, finishing = self._finish_order, self._finishing
+        while order[0] not in finishing:  # all that were to finish then have left
+            heappop(order)
+        steps = order[0] - self._clock
+        if steps > 1 and horizon_s != math.inf:
+            within = math.ceil(horizon_s * 1000 / decode_ms(decodes, kv_tokens))
+            steps = max(1, min(steps, within))
         if steps > 1 and not self._take_ahead(steps):
             steps = 1
         return steps, decode_ms(decodes, kv_tokens + decodes * (steps - 1) / 2) * steps
 
     def _take_ahead(self, steps: int) -> bool:
         """Take the blocks of the steps after this one; False, and none taken, when they are not all free."""
-        size = self.settings.block_tokens
+        blocks, filling, size = self.blocks, self._filling, self.settings.block_tokens
         rounds, rest = divmod(steps - 1, size)
-        first = self._clock + 1
-        count = rounds * self._decoding + sum(len(self._filling[(first + i) % size]) for i in range(rest))
-        if count > self.blocks.free:
+        first = (self._clock + 1) % size
+        count = rounds * self._decoding + sum(filling[first : first + rest])
+        if first + rest > size:
+            count += sum(filling[: first + rest - size])
+        if count > blocks.total - blocks.used:
             return False
-        self.blocks.take(count)
+        if count:
+            blocks.take(count)
         return True
 
-    def _decode(self, decodes: int, steps: int) -> None:
-        self._clock += steps
-        self._kv_tokens += decodes * steps
-
-    def _next_finish(self) -> int:
-        order = self._finish_order
-        while order[0] not in self._finishing:
-            heappop(order)
-        return order[0]
-
     def _pop_finished(self) -> list[EngineRequest]:
+        """End the requests whose last token is that of this step."""
         order = self._finish_order
         while order and order[0] <= self._clock:
             heappop(order)
-        bucket = self._finishing.get(self._clock)
-        if not bucket:
-            return []
-        finished = list(bucket.values())
+        finished = list(self._finishing[self._clock].values())
         for request in finished:
             self._finish(request)
         return finished
 
-    def _complete(
-        self, chunks: list[tuple[EngineRequest, int, int]], finished: list[EngineRequest]
-    ) -> list[EngineRequest]:
-        """Let requests whose prompt is computed emit a token, and decode from the next step on."""
-        started = []
+    def _complete(self, chunks: Sequence[Chunk]) -> tuple[list[EngineRequest], list[EngineRequest]]:
+        """Let requests whose prompt is computed emit a token; return them, and those that end with it.
+
+        The others decode from the next step on.
+        """
+        started, ended = [], []
         for request, _, _ in chunks:
             if request._context < request._target:
                 continue
@@ -489,11 +498,11 @@ class EngineModel:
             request._emitted += 1
             if request._emitted >= request.max_tokens:
                 self._finish(request)
-                finished.append(request)
+                ended.append(request)
             else:
                 del self._prefilling[request.request_id]
                 self._join(request, request._target)
-        return started
+        return started, ended
 
     def _join(self, request: EngineRequest, context: int) -> None:
         """Let the request decode from the next step on, with ``context`` tokens in KV."""
@@ -504,7 +513,7 @@ class EngineModel:
         request._finish_at = finish_at = self._clock + request.max_tokens - request._emitted
         self._decoding += 1
         self._kv_tokens += context
-        self._filling[(self._clock - context) % self.settings.block_tokens][key] = request
+        self._filling[(self._clock - context) % self.settings.block_tokens] += 1
         bucket = self._finishing.get(finish_at)
         if bucket is None:
             bucket = self._finishing[finish_at] = {}
@@ -519,7 +528,7 @@ class EngineModel:
             self._prefilling.pop(key, None)
         if request.state is not RequestState.DECODING:
             return
-        del self._filling[(request._joined_at - request._context) % self.settings.block_tokens][key]
+        self._filling[(request._joined_at - request._context) % self.settings.block_tokens] -= 1
         bucket = self._finishing[request._finish_at]
         del bucket[key]
         if not bucket:
@@ -549,14 +558,13 @@ class EngineModel:
     def _free(self, request: EngineRequest) -> None:
         """Release its blocks: for the whole prompt while that is computed, for the tokens in KV after it."""
         tokens = max(request._target - request.is_remote, request._context)
-        shared = request._shared
-        self.blocks.release(self.settings.blocks_for(tokens) - len(shared), shared)
+        shared, blocks = request._shared, -(-tokens // self.settings.block_tokens)
+        self.blocks.release(blocks - len(shared), shared)
         request._shared = []
 
     def _with_jitter(self, duration_ms: float) -> float:
-        jitter = self.settings.jitter
-        return duration_ms * (1.0 + jitter * (2.0 * next(self._jitter) - 1.0)) if jitter else duration_ms
+        return duration_ms * (1.0 + self.settings.jitter * (2.0 * next(self._jitter) - 1.0))
 
 
-def _spans(chunks: Sequence[tuple[EngineRequest, int, int]]) -> list[tuple[int, int]]:
+def _spans(chunks: Sequence[Chunk]) -> list[tuple[int, int]]:
     return [(done, size) for _, done, size in chunks]

@@ -21,11 +21,14 @@ from dynaplan.lab.simulate.policy_runs import run_simulations
 from dynaplan.simulation.outcome import Distribution, Slo
 from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.simulation.run import Result
-from dynaplan.simulation.simulated_service import UNLIMITED_QUEUE
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "simulated_outcomes.json"
 REGENERATE = "python -m tests.unit.simulation.golden"
 PERCENTILES = (1, 50, 90, 99, 100)
+COUNTS = (
+    *("requests", "lost", "ttft_met", "itl_met", "both_met", "output_tokens"),
+    *("remote_prefills", "given_up_prefills", "hashed_tokens", "cached_tokens"),
+)
 
 BURSTS = "bursts:duration=240,isl-cv=1,osl-cv=0.8"
 CROWDS = "crowds:duration=240,isl-cv=1,osl-cv=0.8"
@@ -86,13 +89,7 @@ def described(result: Result) -> dict[str, Any]:
         [each.requests, each.answered, each.both_met, each.ttft_ms.total, each.itl_ms.total]
         for each in outcome.windows
     ]
-    counts = {
-        name: getattr(outcome, name)
-        for name in (
-            "requests lost ttft_met itl_met both_met output_tokens remote_prefills given_up_prefills"
-            " hashed_tokens cached_tokens"
-        ).split()
-    }
+    counts = {name: getattr(outcome, name) for name in COUNTS}
     spreads = {
         name: spread(getattr(outcome, name)) for name in ("ttft_ms", "itl_ms", "queued_ms", "duration_s")
     }
