@@ -26,6 +26,10 @@ _ZERO = -(10**9)
 """The bucket of the value 0, below all others."""
 
 
+def _bucket(value: float) -> int:
+    return math.floor(math.log(value) / _GROWTH) if value > 0 else _ZERO
+
+
 class Distribution:
     """A distribution of values, none negative, as counts in buckets that grow geometrically.
 
@@ -42,7 +46,10 @@ class Distribution:
 
     def add(self, value: float) -> None:
         """Count one value in its bucket, and in number, sum and highest."""
-        bucket = math.floor(math.log(value) / _GROWTH) if value > 0 else _ZERO
+        self.add_in(_bucket(value), value)
+
+    def add_in(self, bucket: int, value: float) -> None:
+        """Count a value whose bucket is known, because another distribution has it, too."""
         self._counts[bucket] = self._counts.get(bucket, 0) + 1
         self.count += 1
         self.total += value
@@ -96,14 +103,6 @@ class Window:
         self.requests += 1
         self.prompt_tokens += traced.prompt_tokens
         self.output_tokens += traced.output_tokens
-
-    def answer(self, ttft_ms: float, itl_s: float | None, *, is_met: bool) -> None:
-        """Count an answer; ``is_met``: it met both targets. A request of one output token has no ITL."""
-        self.answered += 1
-        self.both_met += is_met
-        self.ttft_ms.add(ttft_ms)
-        if itl_s is not None:
-            self.itl_ms.add(itl_s * 1000)
 
     def merge(self, other: Window) -> Window:
         """Add the other window's counts and distributions to this one; return self."""
@@ -174,30 +173,46 @@ class Outcome:
     windows: Windows = field(default_factory=Windows)
 
     def add(
-        self, arrival_s: float, ttft_s: float, itl_s: float | None, duration_s: float, output_tokens: int
+        self,
+        arrival_s: float,
+        ttft_s: float,
+        itl_s: float | None,
+        duration_s: float,
+        output_tokens: int,
+        queued_s: float | None = None,
     ) -> None:
-        """Count a request of that arrival that has been answered; all times in seconds."""
+        """Count a request of that arrival that has been answered; all times in seconds.
+
+        ``queued_s`` is the time until an engine had the prompt, where that is known.
+        """
         ttft_ms = ttft_s * 1000
         self.requests += 1
         self.output_tokens += output_tokens
-        self.ttft_ms.add(ttft_ms)
-        self.duration_s.add(duration_s)
+        window = self.windows.of(arrival_s)
+        window.answered += 1
+        bucket = _bucket(ttft_ms)
+        self.ttft_ms.add_in(bucket, ttft_ms)
+        window.ttft_ms.add_in(bucket, ttft_ms)
+        self.duration_s.add_in(_bucket(duration_s), duration_s)
+        if queued_s is not None:
+            self.queued_ms.add_in(_bucket(queued_s * 1000), queued_s * 1000)
         is_ttft_met, is_itl_met = ttft_ms <= self.slo.ttft_ms, True
         if itl_s is not None:
-            self.itl_ms.add(itl_s * 1000)
-            is_itl_met = itl_s * 1000 <= self.slo.itl_ms
+            itl_ms = itl_s * 1000
+            bucket = _bucket(itl_ms)
+            self.itl_ms.add_in(bucket, itl_ms)
+            window.itl_ms.add_in(bucket, itl_ms)
+            is_itl_met = itl_ms <= self.slo.itl_ms
         self.ttft_met += is_ttft_met
         self.itl_met += is_itl_met
-        self.both_met += is_ttft_met and is_itl_met
-        self.windows.of(arrival_s).answer(ttft_ms, itl_s, is_met=is_ttft_met and is_itl_met)
+        if is_ttft_met and is_itl_met:
+            self.both_met += 1
+            window.both_met += 1
 
     def note_hits(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Count an answered prompt, and the part of it that came out of a cache."""
         self.hashed_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
-
-    def note_worker(self, number: int) -> None:
-        self.by_worker[number] += 1
 
     @property
     def hit_rate(self) -> float | None:

@@ -95,9 +95,8 @@ class SimulatedEngine:
     def advance(self, until_s: float) -> None:
         """Do every step that begins before that moment."""
         model = self.model
-        while self.now_s < until_s and not model.is_idle:
-            if not self.step(until_s - self.now_s):
-                return
+        while self.now_s < until_s and not model.is_idle and self.step(until_s - self.now_s):
+            pass
 
     def step(self, horizon_s: float = 0.0) -> bool:
         """Do one step, or several that only decode, as ``EngineModel.step``; False when nothing can go on."""
@@ -111,7 +110,7 @@ class SimulatedEngine:
             self._changes.end_step(begun_s + result.duration_s / max(1, result.decode_steps))
         for request in result.started:
             self._on_first_token(request.request_id, end_s)
-        if self._awaiting_first and result.decode_steps:
+        if result.decode_steps and self._awaiting_first:
             self._note_remote_first_tokens(begun_s + result.duration_s / result.decode_steps)
         for request in result.finished:
             self._on_end(request.request_id, end_s)
@@ -176,7 +175,8 @@ class Pools:
         self._new_engine = new_engine
         self._on_start = on_start
         self._by_name: dict[str, SimulatedWorker] = {}
-        self._serving: dict[Role, tuple[SimulatedWorker, ...]] = dict.fromkeys(Role, ())
+        self.prefillers: tuple[SimulatedWorker, ...] = ()
+        self.decoders: tuple[SimulatedWorker, ...] = ()
         self._numbers = 0
         self.on_change: Callable[[float], None] = _do_nothing
         self.held_gpus = 0.0
@@ -210,8 +210,8 @@ class Pools:
         return (worker for worker in workers if role is None or worker.record.role is role)
 
     def serving(self, role: Role) -> Sequence[SimulatedWorker]:
-        """Return the workers of that role that get requests."""
-        return self._serving[role]
+        """Return the workers of that role that get requests: ``prefillers`` or ``decoders``."""
+        return self.prefillers if role is Role.PREFILL else self.decoders
 
     def counts(self) -> FleetCounts:
         """Return the counts that a live ``serve`` would publish."""
@@ -258,7 +258,8 @@ class Pools:
             self.end_drained(at_s)
 
     def _changed(self, at_s: float) -> None:
-        self._serving = {role: tuple(worker for worker in self.all(role) if worker.is_ready) for role in Role}
+        self.prefillers = tuple(worker for worker in self.all(Role.PREFILL) if worker.is_ready)
+        self.decoders = tuple(worker for worker in self.all(Role.DECODE) if worker.is_ready)
         self.on_change(at_s)
 
     def _start(self, worker: Worker) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
 
 from dynaplan.events.dispatch_order import DispatchRule, UsualTime
 from dynaplan.simulation.pools import SimulatedWorker
@@ -42,7 +41,8 @@ class SimulatedPrefillQueue:
     @property
     def depth(self) -> int:
         """The number of prompts that wait, or are taken and not acknowledged: as the live queue counts."""
-        in_lanes = sum(len(keys) for _, keys in self._lanes.values())
+        lanes = self._lanes
+        in_lanes = sum(len(keys) for _, keys in lanes.values()) if lanes else 0
         return len(self._waiting) + len(self._late) + len(self._holders) + in_lanes
 
     def put(self, key: str, times_s: tuple[float, float] = ALWAYS_IN_TIME) -> None:
@@ -62,11 +62,17 @@ class SimulatedPrefillQueue:
         if worker.book.in_flight < self._most_held:
             self._asking.setdefault(worker.number, worker)
 
-    def assignments(self, now_s: float = 0.0) -> Iterator[tuple[SimulatedWorker, str]]:
-        """Give out what can be given now. A worker with room left asks again, behind the others."""
-        for worker, key in self._given_out(now_s):
+    def assign(self, now_s: float = 0.0) -> tuple[SimulatedWorker, str] | None:
+        """Give a prompt to a worker; None where nothing can be given. With room left it asks again, behind
+        the others."""
+        assigned = (self._out_of_lanes() if self._lanes else None) or self._out_of_queue(now_s)
+        if assigned:
+            worker, key = assigned
+            worker.book.in_flight += 1
             self._taken_s[key], self._holders[key] = now_s, worker
-            yield worker, key
+            if key not in self._directed:
+                self.ask(worker)
+        return assigned
 
     def holder(self, key: str) -> SimulatedWorker:
         """Return the worker that has taken the prompt and not acknowledged it."""
@@ -90,16 +96,13 @@ class SimulatedPrefillQueue:
             place.remove(key)
             del self._times_s[key]
 
-    def _given_out(self, now_s: float) -> Iterator[tuple[SimulatedWorker, str]]:
-        for worker, keys in list(self._lanes.values()):
-            yield from self._out_of_lane(worker, keys)
-        while (self._waiting or self._late) and self._asking:
-            worker = self._asking.pop(next(iter(self._asking)))
-            if not worker.is_ready or self._directed_to(worker) >= self._most_held:
-                continue
-            worker.book.in_flight += 1
-            self.ask(worker)
-            yield worker, self._next(now_s)
+    def _out_of_queue(self, now_s: float) -> tuple[SimulatedWorker, str] | None:
+        asking = self._asking
+        while asking and (self._waiting or self._late):
+            worker = asking.pop(next(iter(asking)))
+            if worker.is_ready and not (self._directed and self._directed_to(worker) >= self._most_held):
+                return worker, self._next(now_s)
+        return None
 
     def _next(self, now_s: float) -> str:
         """Take the next prompt out of the shared queue, which is not empty; return its request's key."""
@@ -114,26 +117,25 @@ class SimulatedPrefillQueue:
         self._since_owed = 0 if takes_late and any_in_time else self._since_owed + 1
         return late.popleft() if takes_late else waiting.popleft()
 
-    def _out_of_lane(
-        self, worker: SimulatedWorker, keys: deque[str]
-    ) -> Iterator[tuple[SimulatedWorker, str]]:
-        if not worker.is_ready:
-            self._waiting.extend(keys)
-            del self._lanes[worker.number]
-            return
-        while keys and self._directed_to(worker) < self._most_held:
-            key = keys.popleft()
-            self._directed[key] = worker.number
-            worker.book.in_flight += 1
-            yield worker, key
+    def _out_of_lanes(self) -> tuple[SimulatedWorker, str] | None:
+        for worker, keys in list(self._lanes.values()):
+            if not worker.is_ready:
+                self._waiting.extend(keys)
+                del self._lanes[worker.number]
+            elif keys and self._directed_to(worker) < self._most_held:
+                key = keys.popleft()
+                self._directed[key] = worker.number
+                return worker, key
+        return None
 
     def _directed_to(self, worker: SimulatedWorker) -> int:
         """Count the prompts out of the worker's own lane that it holds."""
         return sum(number == worker.number for number in self._directed.values())
 
-    def acknowledge(self, worker: SimulatedWorker, key: str) -> None:
-        """Note that the worker has computed that prompt, and let it ask for another one."""
+    def acknowledge(self, key: str) -> SimulatedWorker:
+        """Note that its holder has computed the prompt, and let it ask for another; return the holder."""
+        worker = self._holders.pop(key)
         self._directed.pop(key, None)
         worker.book.in_flight -= 1
-        del self._holders[key]
         self.ask(worker)
+        return worker

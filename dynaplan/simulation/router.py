@@ -175,8 +175,10 @@ class SimulatedRouter:
         self, block_hashes: Sequence[int], workers: Sequence[SimulatedWorker], now_s: float
     ) -> tuple[SimulatedWorker, BookEntry]:
         """Choose one of the workers for a prompt of these blocks, and book the request there."""
-        routing = self.routing
-        hashes = block_hashes if routing.mode == PREFIX_AWARE else ()
+        turn = self._logic.choose_without_load(len(workers))
+        if turn is not None:
+            return workers[turn], BookEntry(workers[turn].book)
+        hashes = block_hashes if self.routing.mode == PREFIX_AWARE else ()
         overlaps = self._caches.overlaps(hashes, workers, now_s) if hashes else {}
         candidates = [
             worker.book.candidate(worker.number, overlaps.get(worker.number, 0)) for worker in workers

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from heapq import heappop, heappush
+from typing import Any
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.config.settings.worker import WorkerSettings
@@ -65,6 +65,10 @@ class ServiceSettings:
     seed: int = 0
 
 
+_Event = tuple[float, int, Callable[[Any], None], Any]
+"""The moment, in seconds; a number that keeps the order of equal moments; what happens, and to whom."""
+
+
 @dataclass(slots=True)
 class _Request:
     """One request on its way. ``begun_s``: an engine had the prompt; ``first_s``: the first token was
@@ -89,7 +93,7 @@ class SimulatedService:
         self.outcome = Outcome(settings.slo)
         self.meter = TrafficMeter(settings.slo.ttft_ms, settings.slo.itl_ms)
         self.now_s = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[_Event] = []
         self._sequence = 0
         self._requests: dict[str, _Request] = {}
         self._count = 0
@@ -110,13 +114,13 @@ class SimulatedService:
         """Let every event until that moment happen."""
         events = self._events
         while events and events[0][0] <= at_s:
-            self.now_s, _, event = heappop(events)
-            event()
+            self.now_s, _, happen, subject = heappop(events)
+            happen(subject)
         self.now_s = at_s
 
     def run_out(self) -> float:
         """Answer every request in the service; return the moment, in seconds, at which the last one ended."""
-        while self._requests and (self._events or any(self.pools.serving(Role.DECODE))):
+        while self._requests and (self._events or any(self.pools.decoders)):
             before = len(self._requests)
             if self._events:
                 self.run_until(self._events[0][0])
@@ -149,7 +153,7 @@ class SimulatedService:
     def sample(self) -> Sample:
         """Make one metric pull, as the live planner's observer does."""
         self.advance_decoders(self.now_s)
-        prefill, decode = self.pools.serving(Role.PREFILL), self.pools.serving(Role.DECODE)
+        prefill, decode = self.pools.prefillers, self.pools.decoders
         loads = [worker.engine.model.load() for worker in decode]
         return Sample(
             at_s=self.now_s,
@@ -188,7 +192,9 @@ class SimulatedService:
         self._waiting += 1
         self.meter.arrived()
         key = str(self._count)
-        self._requests[key] = _Request(traced.with_blocks_of(engine.block_tokens))
+        if traced.block_hashes:
+            traced = traced.with_blocks_of(engine.block_tokens)
+        self._requests[key] = _Request(traced)
         self._route(key)
 
     def _is_full(self) -> bool:
@@ -201,8 +207,7 @@ class SimulatedService:
 
     def _route(self, key: str) -> None:
         request = self._requests[key]
-        workers = self.pools.serving(Role.DECODE)
-        if not workers:
+        if not self.pools.decoders:
             self._without_worker.append(key)
             return
         hit_rate = self._book(request)
@@ -210,8 +215,8 @@ class SimulatedService:
             self.settings.disaggregation,
             request.traced.prompt_tokens,
             hit_rate,
-            self.queue_depth,
-            len(self.pools.serving(Role.PREFILL)),
+            self._prefills.depth,
+            len(self.pools.prefillers),
         )
         if place is PrefillPlace.REMOTE:
             self.outcome.remote_prefills += 1
@@ -224,7 +229,7 @@ class SimulatedService:
         """Book the request at the router's choice; return the part of its prompt that is cached there."""
         if self._router.needs_present:
             self.advance_decoders(self.now_s)
-        workers = self.pools.serving(Role.DECODE)
+        workers = self.pools.decoders
         request.decode, request.entry = self._router.book(request.traced.block_hashes, workers, self.now_s)
         return request.entry.prefix_hit_rate
 
@@ -258,19 +263,20 @@ class SimulatedService:
         cached_tokens = request.computed.cached_tokens
         self.meter.finished(traced, at_s - request.first_s, at_s - came_s, cached_tokens)
         itl_s = (at_s - request.first_s) / (tokens - 1) if tokens > 1 else None
-        self.outcome.add(came_s, request.first_s - came_s, itl_s, at_s - came_s, tokens)
-        self.outcome.queued_ms.add(max(0.0, request.begun_s - came_s) * 1000)
-        self.outcome.note_worker(request.decode.number)
+        queued_s = max(0.0, request.begun_s - came_s)
+        self.outcome.add(came_s, request.first_s - came_s, itl_s, at_s - came_s, tokens, queued_s)
+        self.outcome.by_worker[request.decode.number] += 1
         if traced.block_hashes:
             self.outcome.note_hits(traced.prompt_tokens, cached_tokens)
 
     # -- remote prefill --------------------------------------------------------------------------
 
     def _queue_prefill(self, key: str, request: _Request) -> None:
-        workers = self.pools.serving(Role.PREFILL)
-        block_tokens = workers[0].engine.model.settings.block_tokens
-        hashes = request.traced.with_blocks_of(block_tokens).block_hashes
-        request.directed = self._router.direct(hashes, workers, self.now_s)
+        if request.traced.block_hashes:
+            workers = self.pools.prefillers
+            block_tokens = workers[0].engine.model.settings.block_tokens
+            hashes = request.traced.with_blocks_of(block_tokens).block_hashes
+            request.directed = self._router.direct(hashes, workers, self.now_s)
         arrival_s = request.traced.arrival_s
         target_ms = self.settings.disaggregation.prefill_deadline_ms or 0.0
         times_s = arrival_s, deadline_s(arrival_s, target_ms, self._rest)
@@ -279,7 +285,7 @@ class SimulatedService:
         else:
             self._prefills.put(key, times_s)
         if (wait_s := self.settings.prefill_wait_s) is not None:
-            self._schedule(self.now_s + wait_s, partial(self._give_up, key))
+            self._schedule(self.now_s + wait_s, self._give_up, key)
 
     def _give_up(self, key: str) -> None:
         """Have the decode worker compute the prompt, if no prefill worker has."""
@@ -295,10 +301,13 @@ class SimulatedService:
 
     def _hand_out(self) -> None:
         """Give prefill workers the prompts that they ask for; an idle one begins with its first."""
-        for worker, key in self._prefills.assignments(self.now_s):
+        while assigned := self._prefills.assign(self.now_s):
+            worker, key = assigned
             request = self._requests[key]
             request.prefill, request.begun_s = worker, self.now_s
-            traced = request.traced.with_blocks_of(worker.engine.model.settings.block_tokens)
+            traced = request.traced
+            if traced.block_hashes:
+                traced = traced.with_blocks_of(worker.engine.model.settings.block_tokens)
             asked = EngineRequest(key, traced.prompt_tokens, 1, traced.block_hashes, is_held=True)
             request.computed = asked
             worker.engine.submit(asked, self.now_s)
@@ -310,18 +319,16 @@ class SimulatedService:
         The step computes the prompts that the worker holds at this moment: later ones wait for the next step.
         """
         engine = worker.engine
-        if engine.model.is_idle or engine.now_s > self.now_s:
-            return
-        if engine.step():
-            self._schedule(engine.now_s, partial(self._step_prefill, worker))
+        if engine.now_s <= self.now_s and not engine.model.is_idle and engine.step():
+            self._schedule(engine.now_s, self._step_prefill, worker)
 
     def _prefilled_at(self, key: str, at_s: float) -> None:
-        self._schedule(at_s, partial(self._prefilled, key))
+        self._schedule(at_s, self._prefilled, key)
 
     def _prefilled(self, key: str) -> None:
         worker = self._prefills.holder(key)
         worker.engine.model.release(key)
-        self._schedule(self.now_s + REFILL_S, partial(self._acknowledge, worker, key))
+        self._schedule(self.now_s + REFILL_S, self._acknowledge, key)
         if not self._prefills.computed(key, self.now_s):
             return
         request = self._requests[key]
@@ -329,10 +336,10 @@ class SimulatedService:
         if request.directed:
             self._router.directed(*request.directed)
         tokens = request.traced.prompt_tokens
-        self._schedule(self.now_s + hand_off_s(tokens), partial(self._take_over, key))
+        self._schedule(self.now_s + hand_off_s(tokens), self._take_over, key)
 
-    def _acknowledge(self, worker: SimulatedWorker, key: str) -> None:
-        self._prefills.acknowledge(worker, key)
+    def _acknowledge(self, key: str) -> None:
+        worker = self._prefills.acknowledge(key)
         self._hand_out()
         if not (worker.book.in_flight or worker.is_ready):
             self.pools.end_drained(self.now_s)
@@ -341,8 +348,7 @@ class SimulatedService:
         """Let the decode worker take the KV entries over, or compute them; another one when it is leaving."""
         request = self._requests[key]
         assert request.decode and request.entry
-        serving = self.pools.serving(Role.DECODE)
-        if not request.decode.is_ready and serving:
+        if not request.decode.is_ready and self.pools.decoders:
             request.entry.close()
             self._book(request)
         self._submit(key, request, is_remote=is_remote)
@@ -361,7 +367,7 @@ class SimulatedService:
             self._serve(worker)
         else:
             startup_s = self.settings.startup_s[worker.record.role]
-            self._schedule(self.now_s + startup_s, partial(self._become_ready, worker))
+            self._schedule(self.now_s + startup_s, self._become_ready, worker)
 
     def _serve(self, worker: SimulatedWorker) -> None:
         self.pools.ready(worker, self.now_s)
@@ -370,13 +376,13 @@ class SimulatedService:
 
     def _become_ready(self, worker: SimulatedWorker) -> None:
         self._serve(worker)
-        while self._without_worker and self.pools.serving(Role.DECODE):
+        while self._without_worker and self.pools.decoders:
             self._route(self._without_worker.popleft())
         self._hand_out()
 
-    def _schedule(self, at_s: float, event: Callable[[], None]) -> None:
+    def _schedule(self, at_s: float, happen: Callable[[Any], None], subject: str | SimulatedWorker) -> None:
         self._sequence += 1
-        heappush(self._events, (at_s, self._sequence, event))
+        heappush(self._events, (at_s, self._sequence, happen, subject))
 
 
 def _do_nothing(*_: object) -> None:

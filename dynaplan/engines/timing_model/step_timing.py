@@ -56,8 +56,10 @@ class StepTiming:
     ) -> float:
         """Return the ms of one step; chunks are (tokens done, tokens to do), ``starts`` of them begin a
         prompt."""
-        prefill_ms = self.prefill_ms
-        chunks_ms = sum(max(prefill_ms(done + size) - prefill_ms(done), 0.0) for done, size in chunks)
+        prefill_ms, begin_ms, chunks_ms = self.prefill_ms, self._prefill_fixed_ms, 0.0
+        for done, size in chunks:
+            before_ms = prefill_ms(done) if done else begin_ms
+            chunks_ms += max(prefill_ms(done + size) - before_ms, 0.0)
         fixed_ms = self._prefill_fixed_ms if starts else 0.0
         if not decodes:
             return fixed_ms + chunks_ms
@@ -170,15 +172,15 @@ class _Surface:
     def __call__(self, decodes: int, kv_tokens: float) -> float:
         usage = kv_tokens / self._max_kv_tokens
         context = kv_tokens / decodes
-        contexts = self._contexts
+        contexts, rows = self._contexts, self._rows
         above = bisect_right(contexts, context)
         if above == 0:
-            return _on_row(self._rows[0], usage)
+            return _on_row(rows[0], usage)
+        below_ms = _on_row(rows[above - 1], usage)
         if above == len(contexts):
-            return _on_row(self._rows[-1], usage)
+            return below_ms
         low, high = contexts[above - 1], contexts[above]
-        below_ms = _on_row(self._rows[above - 1], usage)
-        return below_ms + (context - low) / (high - low) * (_on_row(self._rows[above], usage) - below_ms)
+        return below_ms + (context - low) / (high - low) * (_on_row(rows[above], usage) - below_ms)
 
 
 def _on_row(row: tuple[list[float], list[float]], x: float) -> float:

@@ -135,11 +135,11 @@ def run_simulations(options: SimulateOptions, watch: ProgressCallback | None = N
     With ``watch`` the trace is read once more beforehand, for its length.
     """
     settings = service_settings(options)
-    trace = _trace(options)
+    trace = _ReadAhead(_trace(options))
     length_s = max((request.arrival_s for request in trace()), default=0.0) if watch else 0.0
     traces = [_report_progress(trace, name, length_s, watch) if watch else trace for name in options.policies]
     runs = [_run(name, own, options, settings) for name, own in zip(options.policies, traces, strict=True)]
-    next(trace(), None)
+    trace.begin()
     return (run() for run in runs)
 
 
@@ -296,6 +296,27 @@ def _engine(checked: SimOptions) -> tuple[EngineSettings, StepTiming]:
     if not checked.speedup_ratio:
         raise ConfigError("speedup-ratio is 0", hint="Expected more: without delays there is nothing to see.")
     return EngineSettings.of(checked, kv_tokens), timing.with_speedup(checked.speedup_ratio)
+
+
+class _ReadAhead:
+    """A trace whose beginning is read before anybody asks for it; the first pass over it goes on from there.
+
+    To put the first request in order, 65,536 are read.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._begun: Iterator[TracedRequest] | None = None
+
+    def begin(self) -> None:
+        """Read until the first request; raises ConfigError for what is no trace."""
+        requests = self._trace()
+        first = list(itertools.islice(requests, 1))
+        self._begun = itertools.chain(first, requests)
+
+    def __call__(self) -> Iterator[TracedRequest]:
+        begun, self._begun = self._begun, None
+        return begun or self._trace()
 
 
 def _trace(options: SimulateOptions) -> Trace:

@@ -102,7 +102,12 @@ def read_trace(path: Path) -> Iterator[TracedRequest]:
     shards = _shards(path) if path.is_dir() else [path]
     for request in merge(*map(_requests, shards), key=lambda each: each.arrival_s):
         began_s = request.arrival_s if began_s is None else began_s
-        yield replace(request, arrival_s=round(request.arrival_s - began_s, 6))
+        arrival_s = round(request.arrival_s - began_s, 6)
+        if arrival_s != request.arrival_s:
+            prompt, output = request.prompt_tokens, request.output_tokens
+            blocks = request.block_hashes, request.block_tokens
+            request = TracedRequest(arrival_s, prompt, output, *blocks, request.model)
+        yield request
 
 
 def _shards(directory: Path) -> list[Path]:

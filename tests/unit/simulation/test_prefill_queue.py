@@ -22,6 +22,11 @@ SETTINGS = replace(
 )
 
 
+def given_out(queue: SimulatedPrefillQueue, now_s: float = 0.0) -> list[tuple[SimulatedWorker, str]]:
+    """All that can be given now."""
+    return list(iter(lambda: queue.assign(now_s), None))
+
+
 def test_a_step_computes_what_its_worker_holds_and_what_comes_meanwhile_waits_for_the_next():
     simulated = SimulatedService(SETTINGS, workers(1, 1))
     for each in at_once([(100, 1)] * 8):
@@ -70,14 +75,14 @@ def test_what_is_given_up_leaves_the_queue_wherever_it_waits_and_what_is_taken_i
     queue.ask(worker)
     for key in ("late", "taken", "waiting"):
         queue.put(key, times_s=(0.0, 5.0) if key == "late" else (9.0, 99.0))
-    assert [key for _, key in queue.assignments(10.0)] == ["taken"]
+    assert [key for _, key in given_out(queue, 10.0)] == ["taken"]
     queue.direct("in its lane", worker)
     assert queue.depth == 4
     for key in ("late", "waiting", "in its lane", "taken"):
         queue.give_up(key)
     assert (queue.depth, queue.holder("taken")) == (1, worker)
     assert not queue.computed("taken", 11.0)
-    queue.acknowledge(worker, "taken")
+    queue.acknowledge("taken")
     assert queue.depth == 0
 
 
@@ -94,7 +99,7 @@ def test_without_workers_work_waits():
     queue = SimulatedPrefillQueue(4)
     queue.put("a")
 
-    assert list(queue.assignments()) == []
+    assert list(given_out(queue)) == []
     assert queue.depth == 1
 
 
@@ -142,13 +147,13 @@ def test_directed_prompts_wait_for_nobody_and_no_more_than_allowed_are_held():
         queue.direct(key, worker)
     queue.put("d")
 
-    assert [(each.number, key) for each, key in queue.assignments()] == [
+    assert [(each.number, key) for each, key in given_out(queue)] == [
         *((worker.number, key) for key in "ab"),
         (other.number, "d"),
     ]
     assert queue.depth == 4
-    queue.acknowledge(worker, "a")
-    assert [key for _, key in queue.assignments()] == ["c"]
+    queue.acknowledge("a")
+    assert [key for _, key in given_out(queue)] == ["c"]
     assert queue.depth == 3
 
 
@@ -160,7 +165,7 @@ def test_prompts_directed_to_a_worker_that_leaves_go_to_the_others():
     queue.direct("a", leaving)
     leaving.record = leaving.record.moved(WorkerState.DRAINING, 0.0, "")
 
-    assert [(each.number, key) for each, key in queue.assignments()] == [(other.number, "a")]
+    assert [(each.number, key) for each, key in given_out(queue)] == [(other.number, "a")]
 
 
 def dispatched(late_wait_s: float = 15.0) -> ServiceSettings:
@@ -195,9 +200,9 @@ def test_where_prompts_are_computed_as_fast_as_they_come_the_order_is_that_of_ar
 def taken(queue: SimulatedPrefillQueue, worker: SimulatedWorker, now_s: float, took_s: float) -> str:
     """The next prompt of a worker that computes one at a time, and computes it in that time."""
     queue.ask(worker)
-    [(_, key)] = queue.assignments(now_s)
+    [(_, key)] = given_out(queue, now_s)
     queue.computed(key, now_s + took_s)
-    queue.acknowledge(worker, key)
+    queue.acknowledge(key)
     return key
 
 

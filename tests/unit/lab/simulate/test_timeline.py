@@ -97,7 +97,7 @@ def test_windows_that_get_too_many_become_longer_and_lose_nothing():
     windows = Windows()
     for request in every(0.5, 2001):
         windows.of(request.arrival_s).arrive(request)
-        windows.of(request.arrival_s).answer(request.arrival_s, 0.02, is_met=True)
+        windows.of(request.arrival_s).ttft_ms.add(request.arrival_s)
 
     assert windows.width_s == 8.0
     assert [each.requests for each in windows] == [16] * 125 + [1]
