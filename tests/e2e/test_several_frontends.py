@@ -167,10 +167,9 @@ async def test_callers_at_four_frontends_cause_one_load_that_a_killed_frontend_d
             ]
             await eventually(lambda: sum(connections(deployment).values()) == 50)
             await eventually(all_wait(50))
-            own = kill()
-            await eventually(all_wait(50 - own))
-            answers = await asyncio.gather(*calls)
-            assert sum(bool(each.fault) for each in answers) == own < 50
+            assert kill() < 50
+            answers = await asyncio.gather(*calls)  # those of the killed one wait at the others, or were begun
+            assert [each.fault for each in answers if each.fault and "Ask again" not in each.fault] == []
             assert loads(deployment) == {"ant": 1}
 
             ordered = asyncio.create_task(asyncio.to_thread(deployment.run, "load", "bee"))

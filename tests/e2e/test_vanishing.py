@@ -66,7 +66,7 @@ async def test_what_vanishes_is_healed_under_load(deploy: Callable[..., Deployme
     process_of(deployment, "FleetPlugin").kill()
     name = f"{LONG_NAME}_VllmWorker"
     await eventually(lambda: is_whole(deployment) and deployment.pid_of(name) != worker, 60)
-    servers = 2 if os.environ.get("DYN_DISCOVERY_BACKEND", "etcd") == "etcd" else 1
+    servers = 3 if os.environ.get("DYN_DISCOVERY_BACKEND", "etcd") == "etcd" else 2
     assert await asyncio.to_thread(statuses, deployment) == 5 + servers
     await asyncio.to_thread(deployment.scale, decode=2)
     assert "cannot be made again" not in deployment.text
