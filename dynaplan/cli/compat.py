@@ -34,7 +34,7 @@ def command(words: tuple[str, ...]) -> None:
 
 
 def _with_interpreter(words: Sequence[str]) -> Sequence[str]:
-    """Return the command; in the place of ``python`` and before a program's file is this interpreter."""
+    """Return the command with this interpreter in the place of ``python``, or before a ``.py`` file."""
     if words[0] in ("python", "python3"):
         return [sys.executable, *words[1:]]
     return [sys.executable, *words] if words[0].endswith(".py") and Path(words[0]).is_file() else words

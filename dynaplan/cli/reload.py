@@ -329,7 +329,7 @@ async def _noop(store: KeyValueStore) -> None:
 
 
 class ReloadRun:
-    """One reload of a deployment. ``new.before`` are the settings to restore when it fails."""
+    """One reload of a deployment to the settings ``new``; when it fails, those of before are restored."""
 
     def __init__(
         self, deployment: RunningDeployment, graph: GraphSpec, new: Reload, timeout_s: float | None

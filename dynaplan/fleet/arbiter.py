@@ -62,7 +62,7 @@ class _Controller(Controller):
         self.sys_hdl = _NoSignals()  # type: ignore[assignment]
 
     def dispatch(self, job: tuple[bytes, bytes]) -> None:
-        """Carry a command out, unless it is one that circus would get wrong."""
+        """Have circus carry a command out; what it would get wrong is refused, or done here."""
         client, text = job
         try:
             message = parse_object(text)

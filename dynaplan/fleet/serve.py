@@ -84,7 +84,7 @@ def serve(graph: GraphSpec, config: Config, options: ServeOptions, link: Supervi
 
 
 def serve_on(link: SupervisorLink) -> int | None:
-    """Go on with the deployment under the supervisor, as ``serve`` does; None when there is none."""
+    """Adopt the deployment that a killed ``serve`` has left, and go on with it; None when there is none."""
     interruption = _begin()
     environment, serving, stack = dict(os.environ), None, ExitStack()
     try:
@@ -95,9 +95,8 @@ def serve_on(link: SupervisorLink) -> int | None:
         serving = Serving(found[0], interruption, found[1], ServiceManager.from_environ(environment))
         return asyncio.run(serving.run())
     finally:
-        if (
-            serving and serving.is_here
-        ):  # else the deployment goes on, and the supervisor starts another process
+        # Else the deployment goes on, and the supervisor starts another process.
+        if serving and serving.is_here:
             _clear_up_in_peace()
             stack.close()
 

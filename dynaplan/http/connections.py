@@ -1,7 +1,7 @@
 """Connections to servers, HTTP/1.1 on httptools: a request is one write, and its answer is read as it comes.
 
 1. **Pool.** A connection whose answer was read to its end is kept for the next request to that address, the
-   last one first. It goes on being read meanwhile: the engine's end of it, or a byte that nobody asked for,
+   last one first. It goes on being read meanwhile: its end by the server, or a byte that nobody asked for,
    takes it out. One that is idle for ``KEEP_ALIVE_S`` is not used again, and soon closed.
 2. **Answer.** The parser takes the framing off and leaves the body's pieces, which ``read`` joins. Interim
    answers (1xx) are skipped. An answer without a length ends with its connection. To wake a task for each
@@ -59,7 +59,7 @@ _KEEPALIVE_OPTIONS = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEP
 
 
 class Target(NamedTuple):
-    """An address of an engine's API; ``line`` is the request's first line and the header ``Host``."""
+    """An address of a server; ``line`` is the request's first line and the header ``Host``."""
 
     origin: Origin
     line: bytes
@@ -210,13 +210,13 @@ class ServerConnection(asyncio.Protocol):
             peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def break_off(self, reason: str) -> None:
-        """End the connection as if the engine had, for this reason."""
+        """End the connection as if the server had, for this reason."""
         self._fail(reason, Stalled)
         if self._transport is not None:
             self._transport.abort()
 
     async def _send_pieces(self, body: bytes) -> None:
-        """Send a large body, for as long as the engine takes it; it may answer before it has all.
+        """Send a large body, for as long as the server takes it; it may answer before it has all.
 
         One that stops taking it for a long answer waits until that is read, which is after this.
         """

@@ -159,7 +159,8 @@ class LimitedConnections:
             self._check(self._loop.time())
 
     def close_idle(self, idle_s: float) -> bool:
-        """Close connections that have been idle for ``idle_s`` seconds; return True while others wait."""
+        """Close connections that have been idle for ``idle_s`` seconds; return True while
+        others are idle for less."""
         idle = [each for each in self.open if each.is_idle]
         closed = [each for each in idle if each.idle_since_s <= self._loop.time() - idle_s]
         for connection in closed:

@@ -382,7 +382,7 @@ class PlannerFiles:
 
 
 def planner_files(settings: PlannerSettings, log_dir: Path | None) -> PlannerFiles:
-    """Read what the planner needs with these settings; ``log_dir`` has the decisions of earlier planners.
+    """Read the files that go into the planner's image; ``log_dir`` has the decisions of earlier planners.
 
     Nothing is needed by a planner without targets. A profile that is shipped is in the image, too.
     """

@@ -105,7 +105,7 @@ class ClusterStore:
         )
 
     async def get(self, key: str) -> KeyValue | None:
-        """Return the key; one under an own lease as the watch has it, once that has this process's writes.
+        """Return the key's entry; one under a lease of ours from the watch, once it has our own writes.
 
         So a lock that is checked all the time costs no call; what others write there is seen milliseconds
         later.

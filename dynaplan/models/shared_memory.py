@@ -136,9 +136,10 @@ class SharedMemory:
         return replace(after, devices=within, _growth=growth, _used=used)
 
     def held(self, worker: Worker | None, component: str) -> Mapping[int, int]:
-        """Return what the worker holds by device; without one, what those of the component left behind.
+        """Return the bytes that were measured for the worker, by device; empty where none were.
 
-        A sleeper holds what it keeps and what has not come back. Empty where it is not seen.
+        A sleeper holds what it keeps and what has not come back. Without a worker: what those of the
+        component that have gone have not given back.
         """
         if worker is None:
             left = [

@@ -52,7 +52,10 @@ class ComponentConnector:
         await self._ask(lambda current: current.plus(role, -1 if current.of(role) else 0), blocking)
 
     async def set_component_replicas(self, targets: Sequence[TargetReplica], blocking: bool = True) -> None:
-        """Ask for numbers of workers, in one decision."""
+        """Ask for these numbers of workers, in one decision; ``blocking`` waits until it is carried out.
+
+        Raises EmptyTargetReplicasError without any, UserError for a number below 0.
+        """
         if not targets:
             raise EmptyTargetReplicasError
         for target in targets:

@@ -35,5 +35,5 @@ class Processes(Protocol):
         ...
 
     def oom_kills(self) -> tuple[int, str]:
-        """Return how many processes the kernel's out-of-memory killer has ended so far, and where."""
+        """Return how many processes the kernel's out-of-memory killer has ended in our group, or machine."""
         ...

@@ -168,7 +168,7 @@ async def test_callers_at_four_frontends_cause_one_load_that_a_killed_frontend_d
             await eventually(lambda: sum(connections(deployment).values()) == 50)
             await eventually(all_wait(50))
             assert kill() < 50
-            answers = await asyncio.gather(*calls)  # those of the killed one wait at the others, or were begun
+            answers = await asyncio.gather(*calls)  # of the killed one: at the others, or begun
             assert [each.fault for each in answers if each.fault and "Ask again" not in each.fault] == []
             assert loads(deployment) == {"ant": 1}
 

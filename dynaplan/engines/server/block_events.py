@@ -313,7 +313,7 @@ class BlockEvents:
             self._receive(first, self._waiting.pop(first))
 
     def _skip_to(self, sequence: int) -> None:
-        """Give up the messages before: which blocks are cached is not known, so none is reported."""
+        """Count the messages before as lost, and report that every cached block is forgotten."""
         if sequence == self._next:
             return
         self._lost += sequence - self._next

@@ -69,9 +69,9 @@ def removed_options(options: Options, style: FlagStyle) -> dict[str, str]:
 
 
 def memory_fraction(gpus: float, whole_gpu: float, given: float = 0.0) -> float | None:
-    """Return the fraction of GPU memory for an engine on part of a GPU; None if it has whole GPUs.
+    """Return the fraction of its GPUs' memory that an engine is told to take; None: it decides itself.
 
-    ``given`` is the fraction already assigned to an engine whose GPUs other models use too; 0 if none.
+    ``given`` where that is set; else, for a part of a GPU, that part of what an engine alone takes of one.
     """
     if given:
         return given

@@ -97,7 +97,7 @@ def write_own(runtime_dir: Path, arguments: Sequence[str]) -> None:
 
 
 def take_over(runtime_dir: Path, running: RunningServe, program: Sequence[str], path: str | None) -> None:
-    """Have this process's own version started in the place of ``serve``; ProcessLookupError when it is gone.
+    """Kill ``serve``, and have its supervisor start this version; ProcessLookupError when it is gone.
 
     ``program`` starts it, without its arguments, which stay. ``path`` is the PYTHONPATH of now, if there is
     one: the only variable that the deployment takes over.

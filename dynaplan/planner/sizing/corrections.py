@@ -269,7 +269,7 @@ def _correct_prefill(
 
 
 def _factor_by_ttft(ttft_ms: float, service: QueueingModel, demand: Demand, serving: PoolSizes) -> float:
-    """Return the factor, within the bounds, with which the model expects that mean TTFT.
+    """Return the slowdown of prefill, within the bounds, at which the model's mean TTFT is ``ttft_ms``.
 
     That is *with waiting* of the module, and *alone* for a demand of rate 0.
     """
