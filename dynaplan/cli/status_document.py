@@ -585,16 +585,21 @@ async def read_routing(instances: Iterable[Instance]) -> dict[str, dict[str, str
 
     A frontend that does not answer is left out, as is one that does not route by prefix.
     """
+    known: dict[str, dict[str, str]] = {}
+    for frontend, answer in (await ask_frontends(instances, ROUTING_PATH)).items():
+        for worker, source in answer.items():
+            known.setdefault(worker, {})[frontend] = str(source)
+    return known
+
+
+async def ask_frontends(instances: Iterable[Instance], path: str) -> dict[str, dict[str, Any]]:
+    """Ask the frontends among these for a document of their own; {} of one that does not answer."""
     from dynaplan.config import certificates
 
     frontends = {each.worker: each.url for each in instances if PUBLIC_URL in each.card}
     tls = certificates.authorities(os.environ)
-    answers = await asyncio.gather(*(_cache_sources(url, tls) for url in frontends.values()))
-    known: dict[str, dict[str, str]] = {}
-    for frontend, answer in zip(frontends, answers, strict=True):
-        for worker, source in answer.items():
-            known.setdefault(worker, {})[frontend] = source
-    return known
+    answers = await asyncio.gather(*(_answer(url + path, tls) for url in frontends.values()))
+    return dict(zip(frontends, answers, strict=True))
 
 
 def routing_lines(known: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -616,9 +621,8 @@ def routing_lines(known: Mapping[str, Mapping[str, str]]) -> list[str]:
     return lines
 
 
-async def _cache_sources(url: str, tls: ClientTls) -> dict[str, str]:
+async def _answer(url: str, tls: ClientTls) -> dict[str, Any]:
     try:
-        answer = parse_object((await get(url + ROUTING_PATH, timeout_s=ROUTING_TIMEOUT_S, tls=tls)).body)
+        return parse_object((await get(url, timeout_s=ROUTING_TIMEOUT_S, tls=tls)).body)
     except (OSError, ValueError):
         return {}
-    return {str(worker): str(source) for worker, source in answer.items()}

@@ -120,6 +120,7 @@ def read_settings(
             -(-settings.max_bodies_bytes // frontends),
             min(settings.max_bodies_bytes, settings.max_body_bytes),
         ),
+        frontends=frontends,
         shared_metrics=f"{runtime_dir}/frontend-metrics" if runtime_dir and frontends > 1 else None,
     )
 

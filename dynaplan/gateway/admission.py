@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -94,10 +95,11 @@ class WaitingRoom:
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
         self.waiting = 0
+        self.by_key: Counter[str] = Counter()
 
-    def check(self) -> None:
-        """Raise ApiError (429) when as many requests wait as may."""
-        if self.waiting >= self._max_waiting:
+    def check(self, holder: KeyHolder | None = None) -> None:
+        """Raise ApiError (429) when as many requests wait as may, unless few of them are its key's."""
+        if self.waiting >= self._max_waiting and not (holder and self._has_share_left(holder.name)):
             raise ApiError(
                 429,
                 f"{self.waiting} requests are waiting already; try again",
@@ -107,23 +109,36 @@ class WaitingRoom:
                 headers={"Retry-After": "1"},
             )
 
-    def enter(self) -> Place:
+    def enter(self, holder: KeyHolder | None = None) -> Place:
         """Return a place in the room, to be left when the answer begins or the request ends."""
-        self.check()
-        return Place(self)
+        self.check(holder)
+        return Place(self, holder.name if holder else "")
+
+    def _has_share_left(self, key: str) -> bool:
+        """Tell whether a key has less than an equal part of the room: then even a full one lets it in.
+
+        So a room never holds more than twice as many as may wait.
+        """
+        others = sum(1 for name, waiting in self.by_key.items() if waiting and name not in (key, ""))
+        return self.by_key[key] < self._max_waiting // (others + 1)
 
 
 class Place:
     """One request in the waiting room."""
 
-    def __init__(self, room: WaitingRoom) -> None:
+    def __init__(self, room: WaitingRoom, key: str) -> None:
         self._room: WaitingRoom | None = room
+        self._key = key
         room.waiting += 1
+        if key:
+            room.by_key[key] += 1
 
     def leave(self) -> None:
         """Free the place. Only the first call counts."""
         if self._room:
             self._room.waiting -= 1
+            if self._key:
+                self._room.by_key[self._key] -= 1
             self._room = None
 
 

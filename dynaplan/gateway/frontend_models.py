@@ -26,6 +26,7 @@ from dynaplan.gateway.openai_api import ApiError, Call, nested_too_deep
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.stalled_workers import StalledWorkers
+from dynaplan.gateway.routing.turns import Turns
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.models.files.imported_model import MatchRule, RequestFilters
 from dynaplan.models.model import ModelState
@@ -276,6 +277,7 @@ def on_demand_model(
         sleeping=sleeping,
         stalled=stalled,
         limit=own.concurrency_limit or 0,
+        turns=turns_of(settings),
     )
     return FrontendModel(
         model.name,
@@ -292,6 +294,11 @@ def on_demand_model(
         own.description,
         own.metadata or {},
     )
+
+
+def turns_of(settings: FrontendSettings) -> Turns | None:
+    """Return the turns of a model's requests; None where there are no keys that could take turns."""
+    return Turns(settings.frontends) if settings.api_keys else None
 
 
 def filters_of(settings: OnDemandSettings) -> RequestFilters:

@@ -35,6 +35,7 @@ from dynaplan.contract.model_keys import (
 )
 from dynaplan.gateway import timing
 from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call
+from dynaplan.gateway.routing.turns import Turn
 from dynaplan.gateway.routing.worker_router import Booking, FleetStatus, WorkerRouter
 from dynaplan.models.model import ModelState
 from dynaplan.store.model import Transaction
@@ -112,30 +113,40 @@ class ModelQueue(FleetStatus):
         self._keep_alive_s = asked_s if asked_s < (self._settings.ttl_s or math.inf) else None
         self.changed()
 
-    async def book(self, router: WorkerRouter, call: Call | None, comment: Comment | None) -> Booking:
+    async def book(
+        self,
+        router: WorkerRouter,
+        call: Call | None,
+        comment: Comment | None,
+        turn: Turn | None = None,
+    ) -> Booking:
         """Book a worker of the model, once it has one; ``comment`` tells a client with a stream meanwhile.
 
         Raises ApiError when the model is not loaded in time, or not at all, or too many wait already.
         """
         self._last_use_s = asyncio.get_running_loop().time()
         self._keep_alive_s = None
-        booking = None if self._waiting else router.book_at_once()  # those who wait come first
+        # Those who wait come first; between keys that is a matter of turns.
+        booking = None if self._waiting and not turn else router.book_at_once(turn)
         if booking:
             if self._was_idle:
                 self.changed()
             return booking
-        with self._waits() as arrived_s:
+        with self._waits(is_first=turn is not None and turn.is_first_of_key()) as arrived_s:
             tells = comment if self._settings.loading_comments else None
-            progress = LoadProgress(self, arrived_s, tells)
+            progress = LoadProgress(self, arrived_s, tells, has_turn=bool(turn))
             deadline_s = asyncio.get_running_loop().time() + self._settings.load_timeout_s
-            booking = await router.book(call or LOAD_ONLY_CALL, deadline_s, progress.check)
+            booking = await router.book(call or LOAD_ONLY_CALL, deadline_s, progress.check, turn)
             self._last_use_s = asyncio.get_running_loop().time()
             return booking
 
     @contextmanager
-    def _waits(self) -> Iterator[float]:
-        """Count a request as waiting; yields its arrival on the loop's clock. Raises ApiError (429)."""
-        if len(self._waiting) >= self._settings.max_queue:
+    def _waits(self, *, is_first: bool) -> Iterator[float]:
+        """Count a request as waiting; yields its arrival on the loop's clock. Raises ApiError (429).
+
+        A full queue lets the first of a key in all the same.
+        """
+        if len(self._waiting) >= self._settings.max_queue and not is_first:
             raise ApiError(
                 429,
                 f"{len(self._waiting)} requests wait for {self._model.name} already; try again",
@@ -153,19 +164,26 @@ class ModelQueue(FleetStatus):
             del self._waiting[number]
             self.changed()
 
-    def raise_if_refused(self, arrived_s: float) -> None:
-        """Raise ApiError if a request that arrived then, on the loop's clock, is refused or has timed out."""
+    def raise_if_refused(self, arrived_s: float, *, has_turn: bool = False) -> None:
+        """Raise ApiError if a request that arrived then, on the loop's clock, is refused or has timed out.
+
+        Who ``has_turn``, beside other keys, waits for it as long as the model is loaded.
+        """
         if self._is_removed:
             raise refused(404, f"{self._model.name} is not in the configuration any more", 0.0)
         refusal = self.report.refusal if self.report else None
         if refusal and self._to_unix_s(arrived_s) <= refusal.until_unix_s:
             why = f"{self._model.name}: {refusal.why}{self._last_lines()}"
             raise refused(refusal.status, why, refusal.retry_after_s)
+        is_ready = self.report is not None and self.report.state == ModelState.READY.value
+        if is_ready and has_turn:
+            return
         # As a sum: the router's deadline is one, and must not be over before this says so.
         if asyncio.get_running_loop().time() >= arrived_s + self._settings.load_timeout_s:
             within = f"within {self._settings.load_timeout_s:g} s. Try again."
-            is_busy = self.report is not None and self.report.state == ModelState.READY.value
-            what = "had no place for it" if is_busy and self._settings.concurrency_limit else "was not loaded"
+            what = (
+                "had no place for it" if is_ready and self._settings.concurrency_limit else "was not loaded"
+            )
             raise refused(503, f"{self._model.name} {what} {within}", 1.0)
 
     def _last_lines(self) -> str:
@@ -195,15 +213,18 @@ class ModelQueue(FleetStatus):
 class LoadProgress:
     """One request's wait: refused in time, and told of the load."""
 
-    def __init__(self, queue: ModelQueue, arrived_s: float, comment: Comment | None) -> None:
+    def __init__(
+        self, queue: ModelQueue, arrived_s: float, comment: Comment | None, *, has_turn: bool = False
+    ) -> None:
         self._queue = queue
+        self._has_turn = has_turn
         self._arrived_s = arrived_s
         self._comment = comment
         self._next_s = asyncio.get_running_loop().time() + timing.FIRST_COMMENT_S
 
     async def check(self) -> None:
         """Raise ApiError when the request is refused; send a comment when one is due."""
-        self._queue.raise_if_refused(self._arrived_s)
+        self._queue.raise_if_refused(self._arrived_s, has_turn=self._has_turn)
         now_s = asyncio.get_running_loop().time()
         if self._comment and now_s >= self._next_s:
             self._next_s = now_s + timing.COMMENTS_S

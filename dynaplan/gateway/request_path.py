@@ -54,6 +54,7 @@ from dynaplan.gateway.engine_answers import Failure, PassingTokens, Usage, count
 from dynaplan.gateway.error_forms import as_event, error_event, has_openai_form, translated
 from dynaplan.gateway.forms import read_form
 from dynaplan.gateway.frontend_models import NO_FILTERS, FrontendModel, FrontendModels
+from dynaplan.gateway.keys.keyring import KeyUse
 from dynaplan.gateway.migration import MigratableStream, UnreadPages
 from dynaplan.gateway.openai_api import (
     NO_BLOCKS,
@@ -80,6 +81,7 @@ from dynaplan.gateway.reports import CANCELLED, Ending, Reports, RequestReport
 from dynaplan.gateway.request_bodies import BodyBudget, BodyReader, BodyShare
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, SleepingWorkers
+from dynaplan.gateway.routing.turns import Turn
 from dynaplan.gateway.routing.whole_answers import WholeAnswers
 from dynaplan.gateway.routing.worker_router import Booking
 from dynaplan.gateway.upstream import REFUSALS, EngineAnswer, Upstream, WorkerDied, WorkerRefused
@@ -214,7 +216,7 @@ class RequestPath:
         try:
             if self.admission.asks_for_key:
                 holder = self.admission.check_key(client.headers)
-            self.admission.check_room()
+            self.admission.check_room(holder)
             body = await client.read_body(
                 share,
                 max_bytes=self.settings.max_body_bytes,
@@ -232,7 +234,7 @@ class RequestPath:
             self.admission.check_call(call, model.cards)
             if holder:
                 holder.check_limits(call)
-            place = self.admission.enter_room()
+            place = self.admission.enter_room(holder)
         except ApiError as error:  # case 1
             self.reports.refuse(client, endpoint, error.metric, name, holder)
             raise
@@ -379,7 +381,8 @@ class RequestProgress:
                 raise worker_failed(f"{self.deaths} workers died over this request: {outcome.reason}")
 
     async def _attempt(self, suspect: Suspect) -> Outcome:
-        booking = await self._book()
+        use = self.request.report.use
+        booking = await (self._book_in_turn(use) if use else self._book())
         try:
             self._note_tokens(booking)
             api = self.path.api_of(booking.instance)
@@ -401,11 +404,19 @@ class RequestProgress:
         finally:
             booking.close()
 
-    async def _book(self) -> Booking:
+    async def _book_in_turn(self, use: KeyUse) -> Booking:
+        """Book in the turn of a request's key beside those of others."""
+        if turns := self.model.router.turns:
+            with turns.turn(use, self.call) as turn:
+                return await self._book(turn)
+        return await self._book()
+
+    async def _book(self, turn: Turn | None = None) -> Booking:
         model = self.model
         if model.queue is None:
-            return await model.router.book(self.call, self._deadline_s)
-        return await model.queue.book(model.router, self.call, self._comment if self.call.is_stream else None)
+            return await model.router.book(self.call, self._deadline_s, turn=turn)
+        comment = self._comment if self.call.is_stream else None
+        return await model.queue.book(model.router, self.call, comment, turn)
 
     def _note_tokens(self, booking: Booking) -> None:
         """Note the prompt's blocks; the number of its tokens is exact where the router knows them."""

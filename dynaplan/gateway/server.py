@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,6 +30,7 @@ from dynaplan.gateway.frontend_models import (
     FrontendModels,
     on_demand_model,
     on_demand_settings,
+    turns_of,
 )
 from dynaplan.gateway.kept_connections import KeptConnections, last_words
 from dynaplan.gateway.keys.counts import KeyCounts
@@ -53,7 +54,7 @@ from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
 from dynaplan.gateway.upstream import Upstream
 from dynaplan.http.limits import ConnectionLimits
 from dynaplan.http.messages import Request, Response
-from dynaplan.http.routes import ROUTING_PATH, Route
+from dynaplan.http.routes import ROUTING_PATH, TURNS_PATH, Route
 from dynaplan.http.server import Handler, HttpServer
 from dynaplan.http.stream_batching import StreamBatch
 from dynaplan.process.connection_keeper import KEEPER_VARIABLE
@@ -154,6 +155,7 @@ class FrontendServer:
             sleeping=self._sleeping,
             stalled=self._stalled,
             metrics=self._metrics.router,
+            turns=turns_of(settings),
         )
         self.prefill = RemotePrefill(
             runtime,
@@ -250,6 +252,7 @@ class FrontendServer:
                 Route("POST", "/leaving/{instance_id}", self._leaving, is_work=False),
                 Route("POST", "/falling_asleep/{instance_id}", self._falling_asleep, is_work=False),
                 Route("GET", ROUTING_PATH, self._routing, is_open=True, is_work=False),
+                Route("GET", TURNS_PATH, self._turns, is_open=True, is_work=False),
             ]
         )
         settings = self._settings
@@ -347,6 +350,16 @@ class FrontendServer:
     async def _routing(self, request: Request) -> Response:
         """Answer ``GET /routing``: by worker, the source of its cached prefixes."""
         return Response.json(self._router.cache_sources())
+
+    async def _turns(self, request: Request) -> Response:
+        """Answer ``GET /turns``: by model, what each key has waiting and running, and its share."""
+        return Response.json(
+            {
+                each.name: [asdict(key) for key in each.router.turns.of_keys()]
+                for each in self._models.all
+                if each.router.turns
+            }
+        )
 
     def _client_server(self) -> HttpServer:
         settings = self._settings

@@ -9,6 +9,9 @@ from typing import Any
 ROUTING_PATH = "/routing"
 """The route of a frontend's own server that returns, by worker, the source of what is known of its cache."""
 
+TURNS_PATH = "/turns"
+"""The route of a frontend's own server that returns, by model, what each key has waiting and running."""
+
 ALL_METRICS_PATH = "/metrics/all"
 """The route of a frontend's public port with the metrics of the whole deployment."""
 

@@ -145,7 +145,10 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
     await engine.start()
     runtime.add_routes(engine.routes())
     runtime.set_load(engine.load)
-    runtime.describe(**{"tensor_parallel": max(1, int(runtime.gpus)), **engine.card()})
+    slots = engine.load().request_slots
+    runtime.describe(
+        **{"tensor_parallel": max(1, int(runtime.gpus)), "request_slots": slots, **engine.card()}
+    )
     block_tokens = runtime.card.get("kv_block_tokens")
     if is_publishing and block_tokens:
         runtime.describe(**{CARD_KEY: {"block_tokens": block_tokens}})

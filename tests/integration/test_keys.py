@@ -221,3 +221,40 @@ async def test_metrics_and_files_name_the_holder_and_no_key(
 async def test_without_a_file_metrics_have_no_word_of_keys() -> None:
     async with stage() as here:
         assert "key_requests" not in (await here.get("/metrics"))[1]
+
+
+async def test_a_full_waiting_room_still_lets_in_who_has_little_there(tmp_path: Path) -> None:
+    async with with_keys(tmp_path, {"script": {}, "person": {}}, max_waiting_requests=4) as here:
+        here.workers[0].act = "hold_before"
+        script = [asyncio.create_task(ask(here, "script")) for _ in range(6)]
+        await eventually(lambda: sum(each.done() for each in script) == 2)
+        assert {(await each)[0] for each in script if each.done()} == {429}
+        person = asyncio.create_task(ask(here, "person"))
+        await eventually(lambda: here.workers[0].in_flight == 5)
+        here.workers[0].go_on.set()
+        assert (await person)[0] == 200
+        assert sorted([(await each)[0] for each in script]) == [200] * 4 + [429] * 2
+
+
+async def test_keys_take_turns_at_a_worker_with_few_places_and_the_frontend_tells(tmp_path: Path) -> None:
+    async with with_keys(tmp_path, {"script": {}, "person": {}}) as here:
+        pass
+    async with stage(api_keys=str(tmp_path / "keys.yaml")) as here:
+        await here.worker("hold_before", card={"request_slots": 2})
+        order: list[str] = []
+
+        async def one(name: str) -> None:
+            assert (await ask(here, name))[0] == 200
+            order.append(name)
+
+        tasks = [asyncio.create_task(one("script")) for _ in range(6)]
+        await eventually(lambda: here.workers[0].in_flight == 2)
+        turns = here.frontend._router.turns
+        assert turns
+        await eventually(lambda: [each.waiting for each in turns.of_keys()] == [4])
+        tasks.append(asyncio.create_task(one("person")))
+        await eventually(lambda: len(turns.of_keys()) == 2)
+        here.workers[0].go_on.set()
+        await asyncio.gather(*tasks)
+        assert "person" in order[:4]
+        assert not any(each.waiting + each.running for each in turns.of_keys())

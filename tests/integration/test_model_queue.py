@@ -186,10 +186,10 @@ class LateRouter:
         self.is_free = False
         self.check: Any = None
 
-    def book_at_once(self) -> Any:
+    def book_at_once(self, turn: Any = None) -> Any:
         return "at once" if self.is_free else None
 
-    async def book(self, call: Call, deadline_s: float, check: Any) -> Any:
+    async def book(self, call: Call, deadline_s: float, check: Any, turn: Any = None) -> Any:
         self.check = check
         await self.is_changed.wait()
         return "waited"

@@ -136,14 +136,14 @@ PREFILL_COMPONENT = ComponentSettings.prefill_component
 class FrontendSettings(RoutingSettings, ComponentSettings):
     """Options of the Frontend.
 
-    ``max_waiting_requests`` bounds the requests that have not begun to answer. The last eight are no options
+    ``max_waiting_requests`` bounds the requests that have not begun to answer. The last nine are no options
     of this section, ``config/frontend.py`` finds them out: the models that are loaded on request, and the
     options of the workers that answer, by component (``worker_options``); how prompts
     are placed, and those of each of several models that is disaggregated; the name that clients must use
     (``model``, empty: any that the workers have); the directory where several frontends add up their metrics
-    (``shared_metrics``, None for one frontend); and the TTFT and ITL of the Planner's promise
-    (``promised_ms``, None where its policy makes none), and of those of models that have planners of their
-    own.
+    (``shared_metrics``, None for one frontend), and the number of ``frontends``; and the TTFT and ITL of the
+    Planner's promise (``promised_ms``, None where its policy makes none), and of those of models that have
+    planners of their own.
     """
 
     host: str = option("127.0.0.1", "The address to listen on; `--host` and `DYNAMO_HOST` come first")
@@ -223,6 +223,7 @@ class FrontendSettings(RoutingSettings, ComponentSettings):
     disaggregation_by_model: Mapping[str, DisaggregationSettings] = field(default_factory=dict)
     model: str = ""
     shared_metrics: str | None = None
+    frontends: int = 1
     promised_ms: tuple[float, float] | None = None
     promised_ms_by_model: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     models: tuple[ServedModel, ...] = ()

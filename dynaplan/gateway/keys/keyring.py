@@ -27,6 +27,7 @@ from dynaplan.gateway.keys.counts import WINDOW_S, KeyCounts, Used
 from dynaplan.gateway.keys.limits import Window, rate_headers
 from dynaplan.gateway.keys.usage import Amounts, KeyUsage
 from dynaplan.gateway.openai_api import ApiError, Call
+from dynaplan.gateway.routing.turns import Turn
 from dynaplan.util.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -188,6 +189,7 @@ class KeyUse:
 
     def __init__(self, holder: KeyHolder, call: Call) -> None:
         self.holder = holder
+        self.turn: Turn | None = None
         self._model = call.model
         self._prompt_tokens = call.prompt_tokens
         holder.count(in_flight=1, requests=1, tokens=call.prompt_tokens)
@@ -196,6 +198,8 @@ class KeyUse:
         """Count the answer, and what the prompt had beside its estimate."""
         holder = self.holder
         holder.count(in_flight=-1, requests=0, tokens=prompt_tokens + answer_tokens - self._prompt_tokens)
+        if self.turn:
+            self.turn.settle(prompt_tokens, answer_tokens)
         amounts = Amounts(1, prompt_tokens, answer_tokens)
         holder.usage.add(holder.name, self._model, amounts, "error" if is_error else "success")
 

@@ -21,6 +21,7 @@ from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks,
 from dynaplan.gateway.router_metrics import RouterMetrics
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.stalled_workers import StalledWorkers
+from dynaplan.gateway.routing.turns import Turn, Turns
 from dynaplan.http.routes import EVENTS
 from dynaplan.routing.booking import BookEntry, WorkerBook
 from dynaplan.routing.routing_logic import make_routing_logic
@@ -48,11 +49,14 @@ class Booking(BookEntry):
     inputs: RouterInputs
     closed: Callable[[], None] | None = None
     """Called at the end, where others wait for it."""
+    turn: Turn | None = None
 
     def finish_prefill(self) -> None:
         if self._prefill_blocks:
             super().finish_prefill()
             self.inputs.bookings_changed()
+        if self.turn:
+            self.turn.begin_answer()
 
     def close(self) -> None:
         super().close()
@@ -60,6 +64,9 @@ class Booking(BookEntry):
         if self.closed:
             self.closed()
             self.closed = None
+        if self.turn:
+            self.turn.end()
+            self.turn = None
 
 
 @dataclass
@@ -76,7 +83,7 @@ class WorkerRouter:
     """Chooses among the ``instances`` of one component. ``metrics`` observes each choice by prefix.
 
     An instance gets no more than ``limit`` requests at a time, as many as come where that is 0: who finds all
-    of them full waits, in the order of arrival.
+    of them full waits, in the order of arrival. With ``turns`` requests that bear keys wait for theirs.
     """
 
     def __init__(
@@ -91,6 +98,7 @@ class WorkerRouter:
         stalled: StalledWorkers | None = None,
         metrics: RouterMetrics | None = None,
         limit: int = 0,
+        turns: Turns | None = None,
     ) -> None:
         self._discovery = discovery
         self._component = component
@@ -103,6 +111,7 @@ class WorkerRouter:
         self._fleet = fleet or FleetStatus()
         self._metrics = metrics
         self._limit = limit
+        self.turns = turns
         self._sleeping = sleeping
         self._stalled = stalled
         if sleeping:
@@ -131,31 +140,39 @@ class WorkerRouter:
         """The requests of this frontend that its workers answer now."""
         return sum(book.in_flight for book in self._books.values())
 
-    def book_at_once(self) -> Booking | None:
+    def book_at_once(self, turn: Turn | None = None) -> Booking | None:
         """Book the request at a worker that can take it now; None without one. Not in the mode ``kv``."""
-        return self._book_now(NO_BLOCKS)
+        return self._book_now(NO_BLOCKS, turn)
 
     async def book(
-        self, call: Call, deadline_s: float, check: Callable[[], Awaitable[None]] | None = None
+        self,
+        call: Call,
+        deadline_s: float,
+        check: Callable[[], Awaitable[None]] | None = None,
+        turn: Turn | None = None,
     ) -> Booking:
         """Book the request at a worker; wait for one until the deadline (on the loop's clock).
 
         Waiting is worth it when a worker is starting, was there in the last ``WORKER_RETURN_S``, or is only
         avoided for a moment, unless the next start is known to be after the deadline. Where all sleep, one is
         woken. Raises ApiError (503) when none is expected, or none has appeared. ``check`` is awaited at
-        least once a second meanwhile, and may end the wait.
+        least once a second meanwhile, and may end the wait. Who waits for his ``turn`` at workers that are
+        there has no deadline.
         """
         blocks = NO_BLOCKS
         while True:
             if self._prefixes and not blocks.tokens and self.instances:
                 blocks = await prompt_blocks(call, self.instances[0].card, self._inputs.tokenizers)
-            booking = self._book_now(blocks)
+            booking = self._book_now(blocks, turn)
             if booking:
                 return booking
             now_s = self._loop.time()  # before the check, which is to say first that the time is over
             if check:
                 await check()
             self._wake_one(is_late=now_s >= deadline_s)
+            if turn and self.instances:
+                await turn.wait(has_check=bool(check))
+                continue
             if now_s >= deadline_s or not self._is_expected(now_s, deadline_s):
                 raise self.no_worker_error(f"No {self._component} is there to answer. Try again.")
             await self._wait_for_change(min(deadline_s, self._next_chance_s(now_s)) - now_s)
@@ -207,7 +224,7 @@ class WorkerRouter:
         """Send nothing for ``AVOID_WORKER_S`` to an instance that refused a request or died over one."""
         self._book_of(instance).avoid_until_s = self._loop.time() + timing.AVOID_WORKER_S
 
-    def _book_now(self, blocks: PromptBlocks) -> Booking | None:
+    def _book_now(self, blocks: PromptBlocks, turn: Turn | None = None) -> Booking | None:
         instances = self.instances
         if not instances:
             return None
@@ -226,8 +243,10 @@ class WorkerRouter:
                 usable = [each for each in usable if each in lively]
         if not usable:
             return None
+        if turn and not (usable := turn.open_among(usable, books)):
+            return None
         if not self._prefixes:
-            return self._enter(self._choose(usable, {}, 0), NO_BLOCKS, 0)
+            return self._enter(self._choose(usable, {}, 0), NO_BLOCKS, 0, turn)
         overlaps = self._prefixes.overlaps(blocks, self._books, now_s)
         chosen = self._choose(usable, overlaps, len(blocks.hashes))
         self._inputs.record_prompt(blocks, chosen.instance_id, now_s)
@@ -235,7 +254,7 @@ class WorkerRouter:
         if self._metrics:
             most = max((overlaps.get(each.instance_id, 0) for each in usable), default=0)
             self._metrics.observe_choice(len(blocks.hashes), overlap, most)
-        return self._enter(chosen, blocks, overlap)
+        return self._enter(chosen, blocks, overlap, turn)
 
     def _choose(self, usable: Sequence[Instance], overlaps: dict[int, int], blocks: int) -> Instance:
         index = self._logic.choose_without_load(len(usable))
@@ -248,9 +267,11 @@ class WorkerRouter:
         ]
         return usable[candidates.index(self._logic.choose(candidates, blocks))]
 
-    def _enter(self, instance: Instance, blocks: PromptBlocks, overlap_blocks: int) -> Booking:
+    def _enter(
+        self, instance: Instance, blocks: PromptBlocks, overlap_blocks: int, turn: Turn | None
+    ) -> Booking:
         self._inputs.bookings_changed()
-        return Booking(
+        booking = Booking(
             self._books[instance.instance_id],
             len(blocks.hashes),
             overlap_blocks,
@@ -260,7 +281,11 @@ class WorkerRouter:
             blocks=blocks,
             inputs=self._inputs,
             closed=self.wake_waiting if self._limit else None,
+            turn=turn,
         )
+        if turn:
+            turn.begin(instance)
+        return booking
 
     def _is_full(self, instance: Instance) -> bool:
         return bool(self._limit) and self._book_of(instance).in_flight >= self._limit
@@ -317,3 +342,5 @@ class WorkerRouter:
         """Let every waiting request try again."""
         self._changed.set_result(None)
         self._changed = self._loop.create_future()
+        if self.turns:
+            self.turns.wake_next()

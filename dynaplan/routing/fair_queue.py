@@ -1,0 +1,175 @@
+"""Who is next, where requests of several keys wait for the same workers. Pure: the caller has the clock.
+
+**Virtual token counters** (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Each key
+has a counter of the work done for it, in tokens, over its weight:
+
+    counter += (prompt + 2 * answer) / weight
+
+A token of an answer is weighed double, as there: it takes a step of its own. The next request is the oldest
+of the waiting key with the smallest counter, so keys that wait all the time get tokens in proportion to their
+weights, whatever the sizes of their requests. A key that comes to wait is *lifted* to the smallest counter
+among those that wait (to that of the last one served, where none does): who was away has saved up nothing,
+and who was served alone owes nothing.
+
+- *No starvation*: a waiting key's counter stands still while those of others grow.
+- *Work-conserving*: there is a next request whenever one waits.
+- *Bound*: of two keys that wait all the time, the work done over the weight differs by no more than twice the
+  largest work that one of them has in hand at a time. It does not grow with time.
+
+Work counts when a request begins, with the mean length of its key's answers, and is corrected when it has
+ended: tokens are not counted one by one, and a key is not undercharged while its answers run.
+
+**Places kept.** An engine takes back no place that it has given. Where all are taken, who comes now and then
+waits for the next answer to end, however small his counter, and long answers make that seconds. So a place is
+kept free for each key that has asked in the last minute and has nothing here now, a quarter of all at most.
+Only requests of keys that have others in hand leave them free. With one key alone none is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import exp
+from typing import Generic, TypeVar
+
+ANSWER_WEIGHT = 2.0
+"""Weight of an answer's token, a prompt's has 1."""
+
+KEPT_S = 60.0
+"""Time after its last request for which a place is kept for a key."""
+
+KEPT_PART = 0.25
+"""Part of the places that is kept at most."""
+
+SHARE_S = 60.0
+"""Time over which the work that ``share`` compares fades to 1/e."""
+
+ANSWERS_COUNTED = 0.9
+"""Weight of the answers before, for each new one, in the mean of a key."""
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Key(Generic[T]):
+    """What is known of one key. ``running`` are its requests that have begun and not ended."""
+
+    weight: float
+    counter: float = 0.0
+    waiting: deque[T] = field(default_factory=deque)
+    running: int = 0
+    last_s: float = 0.0
+    answer_tokens: float = 0.0
+    recent: float = 0.0
+    recent_at_s: float = 0.0
+
+    def add_work(self, work: float, now_s: float) -> None:
+        self.counter += work / self.weight
+        self.recent = self.recent_work(now_s) + work
+        self.recent_at_s = now_s
+
+    def recent_work(self, now_s: float) -> float:
+        return self.recent * exp((self.recent_at_s - now_s) / SHARE_S)
+
+
+@dataclass(frozen=True)
+class KeyTurns:
+    """What a person is told of a key: its requests, and its part of the work lately, 0 to 1."""
+
+    key: str
+    waiting: int
+    running: int
+    share: float
+
+
+class FairQueue(Generic[T]):
+    """Requests by key: ``join``, then ``begin`` or ``leave``, and ``end`` after ``begin``."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, _Key[T]] = {}
+        self._last_counter = 0.0
+
+    def join(self, name: str, weight: float, request: T, now_s: float) -> None:
+        """Let a request wait, behind those of the same key."""
+        key = self._keys.setdefault(name, _Key(weight))
+        key.weight, key.last_s = weight, now_s
+        if not key.waiting:
+            waiting = [each.counter for each in self._keys.values() if each.waiting]
+            key.counter = max(key.counter, min(waiting, default=self._last_counter))
+        key.waiting.append(request)
+
+    def first(self) -> T | None:
+        """Return the request whose turn it is, if any waits.
+
+        Of equal counters that of the key with the least in hand: who has just come was lifted to one.
+        """
+        waiting = [each for each in self._keys.values() if each.waiting]
+        if not waiting:
+            return None
+        return min(waiting, key=lambda each: (each.counter, each.running)).waiting[0]
+
+    def leave(self, name: str, request: T) -> None:
+        """Take a request out that waits no longer."""
+        self._keys[name].waiting.remove(request)
+
+    def begin(self, name: str, request: T, prompt_tokens: int, now_s: float) -> float:
+        """Note that a request which waited has a worker; return the work that was counted for it."""
+        key = self._keys[name]
+        key.waiting.remove(request)
+        key.running += 1
+        self._last_counter = key.counter
+        work = prompt_tokens + ANSWER_WEIGHT * key.answer_tokens
+        key.add_work(work, now_s)
+        return work
+
+    def end(self, name: str, now_s: float) -> None:
+        """Note that a request which had begun has its worker no longer."""
+        key = self._keys[name]
+        key.running -= 1
+        key.last_s = now_s
+
+    def correct(
+        self, name: str, prompt_tokens: int, answer_tokens: int, counted: float, now_s: float
+    ) -> None:
+        """Count what a request really had, in the place of the work that was ``counted`` when it began."""
+        key = self._keys[name]
+        key.add_work(prompt_tokens + ANSWER_WEIGHT * answer_tokens - counted, now_s)
+        kept = ANSWERS_COUNTED if key.answer_tokens else 0.0
+        key.answer_tokens = kept * key.answer_tokens + (1 - kept) * answer_tokens
+
+    def may_begin(self, name: str, free: int, places: int, now_s: float) -> bool:
+        """Tell whether the key may take one of the free places: those that are kept for others stay free."""
+        if free <= 0:
+            return False
+        if not self._keys[name].running:
+            return True
+        kept = sum(
+            1
+            for other, each in self._keys.items()
+            if other != name and not each.running and not each.waiting and now_s - each.last_s < KEPT_S
+        )
+        return free > min(kept, int(places * KEPT_PART))
+
+    def first_of(self, name: str) -> T | None:
+        """Return the request of a key that has waited for longest."""
+        waiting = self._keys[name].waiting
+        return waiting[0] if waiting else None
+
+    def is_newcomer(self, name: str) -> bool:
+        """Tell whether the key has nothing in hand."""
+        return not self._keys[name].running
+
+    def forget(self, now_s: float) -> None:
+        """Forget keys that have long been away."""
+        for name, each in list(self._keys.items()):
+            if not each.waiting and not each.running and now_s - each.last_s > 10 * SHARE_S:
+                del self._keys[name]
+
+    def turns(self, now_s: float) -> Iterator[KeyTurns]:
+        """Yield what every key has, the largest share first."""
+        work = {name: each.recent_work(now_s) for name, each in self._keys.items()}
+        total = sum(work.values()) or 1.0
+        for name in sorted(work, key=lambda each: -work[each]):
+            each = self._keys[name]
+            yield KeyTurns(name, len(each.waiting), each.running, max(0.0, work[name]) / total)
