@@ -17,6 +17,7 @@ from tests.bench import (
     events,
     frontends,
     hit_rate,
+    keys,
     kv_index,
     kv_routing,
     latency,
@@ -46,6 +47,7 @@ from tests.bench.table import HEADER, Row, line
 
 GROUPS: dict[str, Callable[[int], Iterator[Row]]] = {
     "planner": planner.rows,
+    "keys": keys.rows,
     "lifecycle": lifecycle.rows,
     "throughput": throughput.rows,
     "data-path": data_path.rows,

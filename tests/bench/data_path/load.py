@@ -1,4 +1,6 @@
-"""Closed-loop load: ``python -m tests.bench.data_path.load PORT STREAMS TOKENS REQUESTS``.
+"""Closed-loop load: ``python -m tests.bench.data_path.load PORT STREAMS TOKENS REQUESTS [KEYS]``.
+
+With KEYS, requests bear so many keys in turn: ``sk-bench0`` and so on.
 
 Prints one line of JSON when connections stand and every stream has had one answer, and one at the end:
 ``seconds``, ``failures``, and in ms the ``ttft`` and the ``itl`` as p50 and p99.
@@ -28,11 +30,12 @@ LONGEST_S = 300.0
 class Load:
     """Counts what is left to send, and gathers times."""
 
-    def __init__(self, tokens: int, requests: int) -> None:
+    def __init__(self, tokens: int, requests: int, keys: int = 0) -> None:
         document = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}]}
         body = json.dumps({**document, "max_tokens": tokens, "stream": True}).encode()
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        self.request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        heads = [f"{head}Authorization: Bearer sk-bench{key}\r\n" for key in range(keys)] or [head]
+        self.requests = [f"{each}Content-Length: {len(body)}\r\n\r\n".encode() + body for each in heads]
         self.left = requests
         self.failures = 0
         self.first_fault = b""
@@ -64,7 +67,8 @@ class Stream(asyncio.Protocol):
             return
         self._load.left -= 1
         self._sent_s, self._last_s = time.perf_counter(), 0.0
-        self._transport.write(self._load.request)
+        requests = self._load.requests
+        self._transport.write(requests[self._load.left % len(requests)])
 
     def data_received(self, data: bytes) -> None:
         now_s, load = time.perf_counter(), self._load
@@ -110,11 +114,11 @@ async def run(port: int, load: Load, streams: int) -> float:
     return seconds
 
 
-async def main(port: int, streams: int, tokens: int, requests: int) -> None:
-    await run(port, Load(2, streams), streams)
+async def main(port: int, streams: int, tokens: int, requests: int, keys: int = 0) -> None:
+    await run(port, Load(2, streams, keys), streams)
     print(json.dumps("ready"), flush=True)
     await asyncio.to_thread(sys.stdin.readline)
-    load = Load(tokens, requests)
+    load = Load(tokens, requests, keys)
     seconds = await run(port, load, streams)
     times = {"ttft_ms": percentiles_ms(load.ttft_s), "itl_ms": percentiles_ms(load.itl_s)}
     counts = {"failures": load.failures, "fault": repr(load.first_fault[:300])}
