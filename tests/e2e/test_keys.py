@@ -57,8 +57,13 @@ async def test_a_person_is_answered_before_what_a_script_sent_earlier_and_a_revo
 
         await eventually(is_out, 30)
         assert await ask("person", 1) == 200
-    usage = (await asyncio.to_thread(deployment.run, "keys", "usage", "--csv")).stdout
-    assert f"script,{MODEL},{SCRIPT}," in usage
+
+    async def is_written() -> bool:
+        usage = await asyncio.to_thread(deployment.run, "keys", "usage", "--csv")
+        rows = [line.split(",") for line in usage.stdout.splitlines()]
+        return any(row[1:3] == ["script", MODEL] and int(row[3]) >= SCRIPT for row in rows)
+
+    await eventually(is_written, 30)
 
 
 def _why(deployment: Deployment) -> str:
