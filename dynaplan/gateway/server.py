@@ -130,7 +130,7 @@ class FrontendServer:
         make_page: MakePage = no_page,
         deployment_metrics: DeploymentMetricsPort | None = None,
     ) -> None:
-        self._runtime = runtime
+        self._runtime, self._deployment_metrics = runtime, deployment_metrics
         self._owner = KeySettings(name="api-key" if settings.api_key else "page", admin=True)
         self._settings = settings = _with_page_key(settings)
         self.fleet = FleetStatus()
@@ -167,7 +167,6 @@ class FrontendServer:
         )
         self._models = self._new_models()
         self._path = self._new_path()
-        self._deployment_metrics = deployment_metrics
         self._routes = FrontendRoutes(self._path, deployment_metrics)
         self._routes.model_routes = self._new_model_routes()
         self._page = make_page(runtime, settings, self._routes.handle)
