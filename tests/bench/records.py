@@ -9,7 +9,7 @@ Three families that no other group has, each hour drawn from a seed:
 | a crowd after a worker left | a load that falls by two thirds, and crowds from then on |
 
 ``python -m tests.bench records --repeats N``: N seeds of each, beside the best split that stands still; the
-first quarter of an hour does not count. The first two seeds were looked at while the rules were written.
+first quarter of an hour does not count. The first three seeds were looked at while the rules were written.
 """
 
 from __future__ import annotations
