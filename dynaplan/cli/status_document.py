@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.cli.models_view import SavedKv, model_rows
-from dynaplan.cli.running_deployment import gpus_of, serve_pid, service_config, standings_of
+from dynaplan.cli.running_deployment import (
+    decisions_of,
+    gpus_of,
+    planner_components,
+    serve_pid,
+    service_config,
+    standings_of,
+)
 from dynaplan.cli.scale_counts import (
     configured_planner_settings,
     current_entries,
@@ -267,6 +274,7 @@ def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, An
         "observes_only": bool(settings and settings.no_operation),
         "planned_models": _planned_models(found),
         "targets": _targets(settings),
+        "learnt": _learnt(found),
         "slo": asdict(settings.targets()) if settings else None,
         "kv_scale_up_threshold": _kv_scale_up(settings),
         "dispatch": _dispatch(found),
@@ -343,6 +351,28 @@ def _planned_models(found: RunningDeployment) -> dict[str, dict[str, Any]]:
 def _targets(settings: PlannerSettings | None) -> dict[str, Any] | None:
     """Return the targets that a planner plans for; None where it plans for none."""
     return asdict(settings.targets()) if settings and settings.is_by_targets else None
+
+
+def _learnt(found: RunningDeployment) -> list[str]:
+    """Return what each planner knew of its engines' steps at its last decision, in the words of ``why``."""
+    lines = []
+    for model, component in planner_components(found).items():
+        for record in decisions_of(found, 1, component):
+            lines += [f"{model}: {line}" if model else line for line in learnt_lines(record)]
+    return lines
+
+
+def learnt_lines(record: Mapping[str, Any]) -> list[str]:
+    """Return what a recorded decision knew of the engines' steps; none of a record of another form."""
+    from dynaplan.planner.learnt_timings import LearntTimings
+
+    try:
+        known = LearntTimings.from_json(record["observation"].get("learnt") or {})
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return []
+    is_disaggregated = known.prefill is not None
+    lacking = known.lacking(is_disaggregated=is_disaggregated)
+    return [lacking] if lacking else known.lines(is_disaggregated=is_disaggregated)
 
 
 def _kv_scale_up(settings: PlannerSettings | None) -> float | None:

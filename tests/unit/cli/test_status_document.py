@@ -15,6 +15,7 @@ from dynaplan.cli.status_document import (
     DeploymentState,
     illness_lines,
     is_lost,
+    learnt_lines,
     read_draining,
     routing_lines,
     unmanaged_row,
@@ -26,8 +27,10 @@ from dynaplan.cli.status_view import COLUMNS, render_worker_table, table_rows
 from dynaplan.contract.gpu_standing import GpuStanding, GpuStandings
 from dynaplan.contract.gpus import Gpu
 from dynaplan.contract.model_keys import MODEL_MEMORY, ModelReport
+from dynaplan.engines.timing_model.learnt_timing import UNKNOWN_MACHINE, LearntTiming, describe
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.planner.learnt_timings import LearntTimings
 from dynaplan.process import process_table
 from dynaplan.process.heartbeats import Heartbeat
 from dynaplan.process.identity import ProcessIdentity
@@ -245,3 +248,16 @@ def test_a_gpu_that_is_set_apart_says_why_since_when_and_how_it_comes_back() -> 
     assert second.startswith("GPU 1 is ill: Xid 48. It stays in use: no other is left")
     hot = GpuStanding(why="90 C", since_unix_s=1.0, retry_unix_s=61.0)
     assert ": tried again at 1970-01-0" in illness_lines(GpuStandings({3: hot}))[0]
+
+
+@pytest.mark.parametrize("error", [0.04, 0.5])
+def test_what_the_last_decision_knew_of_the_steps_is_said_in_the_words_of_why(error: float) -> None:
+    known = LearntTiming(UNKNOWN_MACHINE, UNKNOWN_MACHINE, error, equations=60, steps=9253, largest_batch=4)
+    (line,) = learnt_lines({"observation": {"learnt": LearntTimings(known, is_needed=True).to_json()}})
+    assert line.startswith(f"decode workers: {describe(known)}")
+    assert ("nothing leaves" in line) == (error > 0.15)
+
+
+@pytest.mark.parametrize("record", [{}, {"observation": {}}, {"observation": {"learnt": {"decode": 1}}}])
+def test_a_record_without_it_says_nothing(record: dict[str, Any]) -> None:
+    assert learnt_lines(record) == []

@@ -241,3 +241,8 @@ def test_each_planned_model_that_is_loaded_has_a_line_with_its_load_its_targets_
     last = next(place for place, line in enumerate(lines) if line.startswith("last decision"))
     assert lines[last].endswith("model bee: load: asked for")
     assert lines[last + 1].startswith("ant: policy load")
+
+
+def test_what_was_learnt_of_the_steps_is_the_last_note() -> None:
+    learnt = "decode workers: learnt from 41,000 steps"
+    assert view_of(document(learnt=[learnt]), 0.0).notes[-1] == learnt
