@@ -24,6 +24,7 @@ from dynaplan.planner.deployment import (
     ScaledComponent,
     TargetReplica,
 )
+from dynaplan.planner.learnt_timings import LearntTimings
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.model import Decision, DecisionRecord
 from dynaplan.planner.virtual.connector import VirtualConnector
@@ -329,6 +330,9 @@ class Scripted:
         busy = self.kv_usage if decode < 3 or self.kv_usage < 0.5 else 0.7
         now_s = LoopClock().now_s()
         return Sample(now_s, busy, prefill_queue=0.0, prefill_workers=prefill, decode_workers=decode)
+
+    def learnt(self) -> LearntTimings:
+        return LearntTimings()
 
 
 async def test_the_same_load_makes_the_same_decisions_for_the_same_reasons(system):

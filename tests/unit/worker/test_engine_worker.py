@@ -123,7 +123,7 @@ async def test_an_engine_becomes_the_workers_routes_load_and_card(
     assert engine.events == ["start"]
     assert [route.path for route in runtime.routes] == ["/v1/completions"]
     assert runtime.load.running_requests == 7
-    assert runtime.card == {"model": "m", "tensor_parallel": 1}
+    assert runtime.card == {"model": "m", "tensor_parallel": 1, "request_slots": 0}
     assert runtime.engine_url == ""
     assert runtime.finishers == []
 
