@@ -60,6 +60,7 @@ COMMAND_GROUPS: Mapping[str, Table] = {
         "simulate": ("simulate", "Try policies on a trace, in virtual time."),
         "replay": ("replay", "Decide recorded intervals again, with other settings."),
         "profile-sla": ("profile_sla", "Measure an engine, recommend sizes and thresholds."),
+        "profiles": ("profiles", "Show what was learnt of engines' steps, and export it."),
     },
     "Build upon": {
         "frontend": ("component_commands:frontend", "Run one frontend on its own."),

@@ -1,0 +1,80 @@
+"""``dynaplan profiles`` lists, shows and exports what planners have learnt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dynaplan.cli.profiles import command
+from dynaplan.engines.sim.profiles import load_profile
+from dynaplan.engines.timing_model.learnt_timing import LearntTiming, StepLine, describe
+from dynaplan.planner.learnt_files import LearntOf, learnt_dir, write_file
+from dynaplan.util.errors import ConfigError
+
+LINE = StepLine(9.0, 0.2, 1e-4, 0.05, 2.0)
+KNOWN = LearntTiming(
+    LINE, LINE, 0.04, 0.3, equations=60, steps=9253, largest_batch=8, kv_tokens=32_000, request_slots=16
+)
+KEPT = LearntOf("llamacpp", "1.0", "/models/tiny.gguf", 7, {"parallel": 8}, "a box", 1, "decode")
+NAME = Path(KEPT.file_name).stem
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_file(learnt_dir({"HOME": str(tmp_path)}), KEPT, KNOWN)
+
+
+def run(*words: str) -> str:
+    return CliRunner().invoke(command, words, catch_exceptions=False, standalone_mode=False).output
+
+
+def test_each_is_listed_with_engine_model_steps_and_error() -> None:
+    heads, line = run().splitlines()
+    assert heads.split()[0] == "NAME"
+    assert line.startswith(NAME)
+    assert {"llamacpp", "9,253", "4%"} <= set(line.split())
+    (document,) = json.loads(run("--json"))
+    assert (document["name"], document["known"]) == (NAME, describe(KNOWN))
+
+
+def test_where_nothing_is_kept_the_list_says_what_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "other"))
+    assert "--Planner.policy=sla" in run()
+
+
+def test_one_is_shown_by_the_beginning_of_its_name_and_drawn(tmp_path: Path) -> None:
+    shown = run("show", "llamacpp-tiny", "--svg", str(tmp_path / "step.svg"))
+    assert describe(KNOWN) in shown
+    assert "32,000 tokens" in shown
+    assert "most that was seen" in (tmp_path / "step.svg").read_text()
+
+
+def test_an_exported_one_is_read_as_a_profile_with_the_learnt_times(tmp_path: Path) -> None:
+    run("export", NAME, str(tmp_path / "out"))
+    profile = load_profile(str(tmp_path / "out"))
+    timing = profile.timing()
+    assert profile.origin == describe(KNOWN)
+    for batch, context in ((1, 64), (4, 1000), (8, 500), (16, 1500)):
+        learnt_ms = KNOWN.decode_ms(batch, batch * context)
+        assert timing.decode_ms(batch, batch * context) == pytest.approx(learnt_ms, rel=0.03)
+    for tokens in (64, 1000, 20_000):
+        assert timing.prefill_ms(tokens) == pytest.approx(KNOWN.timing().prefill_ms(tokens), rel=0.001)
+
+
+def test_an_engine_that_does_not_tell_its_kv_cache_needs_its_size(tmp_path: Path) -> None:
+    write_file(learnt_dir({"HOME": str(tmp_path)}), KEPT, LearntTiming(LINE, LINE, 0.04, equations=60))
+    with pytest.raises(ConfigError, match="KV cache"):
+        run("export", NAME, str(tmp_path / "out"))
+    run("export", NAME, str(tmp_path / "out"), "--max-kv-tokens", "4000")
+    assert load_profile(str(tmp_path / "out")).max_kv_tokens == 4000
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nobody"):
+        run("show", "nobody")
