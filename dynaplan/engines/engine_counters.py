@@ -52,7 +52,7 @@ class EngineCounters:
     kv_capacity_tokens: float = 0.0
 
     def to_json(self) -> dict[str, float]:
-        return {name: round(value, 6) for name, value in asdict(self).items() if value}
+        return {name: value for name, value in asdict(self).items() if value}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> EngineCounters:

@@ -46,11 +46,12 @@ LOAD, DECISION = "dynaplan bench", "dynaplan why --changes"
 
 @pytest.fixture
 def shell(tmp_path: Path, tiny_gguf: Path) -> Iterator[Shell]:
-    """The shell of a user who has fetched one model, by llama.cpp's ``-hf``."""
+    """The shell of a user who has fetched one model, by llama.cpp's ``-hf``, and trains another."""
     shell = Shell(tmp_path)
     models = tmp_path / ".cache" / "llama.cpp"
     models.mkdir(parents=True)
     shutil.copy(tiny_gguf, models / "owner_tiny_tiny.gguf")
+    (tmp_path / "train.py").write_text("print('trained')")
     yield shell
     shell.close()
 
