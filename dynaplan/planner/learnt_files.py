@@ -52,7 +52,8 @@ class LearntOf:
     @property
     def file_name(self) -> str:
         text = json.dumps(vars(self), sort_keys=True, default=str)
-        stem = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.engine}-{Path(self.model).stem or 'model'}-{self.role}")
+        model = Path(self.model).name.removesuffix(".gguf") or "model"
+        stem = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.engine}-{model}-{self.role}")
         return f"{stem[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
 
 
