@@ -120,20 +120,18 @@ def _of_file(model: str, path: Path, tool: str) -> FoundModel:
 
 def hub_directories() -> Iterator[FoundModel]:
     """Yield the models of Hugging Face's cache that are directories of safetensors, as vLLM loads them."""
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
-    for repository in sorted(Path(os.environ.get("HF_HUB_CACHE") or home / "hub").glob("models--*--*")):
-        owner, _, name = repository.name.removeprefix("models--").partition("--")
-        revisions = sorted(repository.glob("snapshots/*"), key=lambda each: each.stat().st_mtime)
-        newest = revisions[-1] if revisions else repository
-        if (newest / "config.json").is_file() and any(newest.glob("*.safetensors")):
-            yield FoundModel(name.lower(), f"{owner}/{name}", newest, "Hugging Face", "vllm")
+    from dynaplan.engines.local_models import hub_snapshots
+
+    for name, snapshot in hub_snapshots(os.environ):
+        if (snapshot / "config.json").is_file() and any(snapshot.glob("*.safetensors")):
+            yield FoundModel(name.rpartition("/")[2].lower(), name, snapshot, "Hugging Face", "vllm")
 
 
 # -- 2. what each gets ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Entry:
+class FittedModel:
     """A model with what it gets; or, with an ``obstacle``, what keeps it from being served here."""
 
     found: FoundModel
@@ -158,13 +156,13 @@ class Entry:
         return lines
 
 
-def fitted(found: FoundModel) -> tuple[Entry, Sequence[Device]]:
+def fitted(found: FoundModel) -> tuple[FittedModel, Sequence[Device]]:
     """Return the model with the first rung of the ladder that fits, and the box's devices."""
     from dynaplan.cli.model_needs import why_without_room
     from dynaplan.engines.model_memory import gguf_shape, hf_shape
     from dynaplan.models.rules.eviction import choose
 
-    entry = Entry(found)
+    entry = FittedModel(found)
     devices: Sequence[Device] = ()
     try:
         shape = gguf_shape(found.place) if found.engine == "llamacpp" else hf_shape(found.place)
@@ -187,14 +185,14 @@ def fitted(found: FoundModel) -> tuple[Entry, Sequence[Device]]:
         return replace(entry, obstacle=f"{first.args[0]}. {first.hint}"), devices
 
 
-def _rungs(entry: Entry) -> list[Entry]:
+def _rungs(entry: FittedModel) -> list[FittedModel]:
     """Return the model with each rung that its training bears, without repeating one."""
     most = entry.trained_tokens or LADDER[-1][1]
     rungs = dict.fromkeys((requests, min(tokens, most)) for requests, tokens in LADDER)
     return [replace(entry, requests=requests, context_tokens=tokens) for requests, tokens in rungs]
 
 
-def _needs_of(entries: Iterable[Entry]) -> ModelNeeds:
+def _needs_of(entries: Iterable[FittedModel]) -> ModelNeeds:
     """Return what ``doctor -f`` finds the entries to need; raises ConfigError as ``serve`` does."""
     from dynaplan.cli.doctor import read_model_needs
 
@@ -268,7 +266,7 @@ def _llama_swap_models(path: Path) -> int:
     return len(found.models) if found else 0
 
 
-def _entries_with_reasons(entries: Sequence[Entry], devices: Sequence[Device]) -> Iterator[str]:
+def _entries_with_reasons(entries: Sequence[FittedModel], devices: Sequence[Device]) -> Iterator[str]:
     """Yield each entry below its reasons; a model goes beside those before it, as far as they fit at once."""
     from dynaplan.models.rules.eviction import choose
     from dynaplan.models.rules.memory import promise
@@ -296,7 +294,7 @@ def _origin(found: FoundModel) -> str:
     return f"{', '.join(filter(None, said))}. {found.tool or 'At'}{':' * bool(found.tool)} {found.place}"
 
 
-def _context_reason(entry: Entry) -> str:
+def _context_reason(entry: FittedModel) -> str:
     tokens, trained = entry.context_tokens, entry.trained_tokens
     if tokens == trained:
         why = "what it was trained for"
@@ -322,7 +320,7 @@ def _place(need: Need, devices: tuple[int, ...]) -> str:
     return f"Takes {size} on GPU {numbers}."
 
 
-def _footer(served: Sequence[Entry], name: str) -> Iterator[str]:
+def _footer(served: Sequence[FittedModel], name: str) -> Iterator[str]:
     """Say what fits at once, in the words of ``doctor``."""
     from dynaplan.cli.doctor import model_findings
 

@@ -190,13 +190,20 @@ def _ollama_blob(manifest: Path, blobs: Path) -> Path | None:
     return path if path and path.is_file() else None
 
 
-def _of_hugging_face(environ: Mapping[str, str]) -> Iterator[LocalModel]:
+def hub_snapshots(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    """Yield ``owner/name`` and the newest directory of each model in Hugging Face's cache."""
     home = Path(environ.get("HF_HOME") or _cache(environ) / "huggingface")
     for repository in sorted(Path(environ.get("HF_HUB_CACHE") or home / "hub").glob("models--*--*")):
         owner, _, name = repository.name.removeprefix("models--").partition("--")
         revisions = sorted(repository.glob("snapshots/*"), key=lambda each: each.stat().st_mtime)
-        for file in _files(revisions[-1], "*.gguf") if revisions else ():
-            yield _of_repository(f"{owner}/{name}", file, "Hugging Face")
+        if revisions:
+            yield f"{owner}/{name}", revisions[-1]
+
+
+def _of_hugging_face(environ: Mapping[str, str]) -> Iterator[LocalModel]:
+    for name, snapshot in hub_snapshots(environ):
+        for file in _files(snapshot, "*.gguf"):
+            yield _of_repository(name, file, "Hugging Face")
 
 
 def _of_lm_studio(environ: Mapping[str, str]) -> Iterator[LocalModel]:

@@ -44,7 +44,7 @@ LARGE_BYTES = 64 * 1024
 """What a request has written beyond this is given back to the kernel when it is answered."""
 
 
-class Slot:
+class KeptSlot:
     """What is written of one connection; nothing any more once it is released, when another may have it."""
 
     def __init__(self, memory: mmap.mmap, number: int, release: Callable[[int], None]) -> None:
@@ -84,7 +84,7 @@ class Slot:
 
     def end_answer(self, *, is_next_coming: bool) -> None:
         """Note that the answer was written; some of it may still be on its way to the kernel."""
-        self._is_mixed = self._is_mixed and is_next_coming
+        self._is_mixed = is_next_coming  # its beginning, or the rest of this one, goes with this
         self._state = CLOSED
         self._most_received_bytes = max(self._most_received_bytes, self._received_bytes)
         if self._most_received_bytes > LARGE_BYTES:
@@ -121,7 +121,7 @@ class KeptConnections:
         self._free: list[int] = []
         self._retry_at_s = 0.0
 
-    def keep(self, descriptor: int) -> Slot | None:
+    def keep(self, descriptor: int) -> KeptSlot | None:
         """Give the keeper a copy of the connection; None where it is not kept."""
         if self._channel is None:
             self._connect()
@@ -129,7 +129,7 @@ class KeptConnections:
             return None
         number = self._free.pop()
         channel = self._channel
-        slot = Slot(self._memory, number, lambda number: self._drop(channel, number))
+        slot = KeptSlot(self._memory, number, lambda number: self._drop(channel, number))
         return slot if self._send(TAKE + NUMBER.pack(number), descriptor) else None
 
     def close(self) -> None:

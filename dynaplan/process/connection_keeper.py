@@ -81,7 +81,7 @@ NO_ANSWER = (
 )
 
 
-class Frontend:
+class FrontendChannel:
     """One frontend that is connected to the keeper: its memory, its public address and its connections."""
 
     def __init__(self, channel: socket.socket) -> None:
@@ -147,13 +147,13 @@ class Keeper:
         try:
             channel, _ = self._listening.accept()
             channel.setblocking(False)
-            frontend = Frontend(channel)
+            frontend = FrontendChannel(channel)
         except OSError as error:  # no descriptors are left, perhaps: the frontend is on its own
             print(f"a frontend is not taken: {error}", file=sys.stderr)
             return
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._hear(frontend))
 
-    def _hear(self, frontend: Frontend) -> None:
+    def _hear(self, frontend: FrontendChannel) -> None:
         """Carry out all messages that have come."""
         while True:
             try:
@@ -167,17 +167,13 @@ class Keeper:
                     self._lose(frontend, has_died=not message and frontend.has_died())
                     return
                 self._carry_out(frontend, message, descriptors)
-            except (
-                struct.error,
-                ValueError,
-                OSError,
-                IndexError,
-            ) as error:  # or no socket came
+            # An IndexError: the socket did not come, for want of descriptors here.
+            except (struct.error, ValueError, OSError, IndexError) as error:
                 print(f"a message is not understood: {error}", file=sys.stderr)
                 for descriptor in descriptors:
                     os.close(descriptor)
 
-    def _carry_out(self, frontend: Frontend, message: bytes, descriptors: list[int]) -> None:
+    def _carry_out(self, frontend: FrontendChannel, message: bytes, descriptors: list[int]) -> None:
         if message[:1] == HELLO:
             host, _, port = message[1:].decode().rpartition(" ")
             frontend.address = host, int(port)
@@ -194,14 +190,14 @@ class Keeper:
         else:
             self._drop(frontend, slot)
 
-    def _drop(self, frontend: Frontend, slot: int) -> None:
+    def _drop(self, frontend: FrontendChannel, slot: int) -> None:
         frontend.passed_on.discard(slot)
         if connection := frontend.sockets.pop(slot, None):
             connection.close()
 
     # -- a frontend that has died --------------------------------------------------------------------
 
-    def _lose(self, frontend: Frontend, *, has_died: bool) -> None:
+    def _lose(self, frontend: FrontendChannel, *, has_died: bool) -> None:
         self._selector.unregister(frontend.channel)
         for slot, connection in list(frontend.sockets.items()):
             if has_died and frontend.memory is not None:
@@ -210,7 +206,9 @@ class Keeper:
                 connection.close()
         frontend.close()
 
-    def _take_over(self, frontend: Frontend, memory: mmap.mmap, slot: int, connection: socket.socket) -> None:
+    def _take_over(
+        self, frontend: FrontendChannel, memory: mmap.mmap, slot: int, connection: socket.socket
+    ) -> None:
         """Go on with a connection by the state that its slot says."""
         at = slot * SLOT_BYTES
         state, words, received = HEAD.unpack_from(memory, at)

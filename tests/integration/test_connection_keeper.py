@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.gateway.kept_connections import KeptConnections, Slot
+from dynaplan.gateway.kept_connections import KeptConnections, KeptSlot
 from dynaplan.process.kernel import isolated_command
 from tests.fakes.polling import PATIENCE_S, wait_until
 
@@ -63,7 +63,7 @@ def public() -> Iterator[Public]:
     public.close()
 
 
-Act = Callable[[Slot, socket.socket], Any]
+Act = Callable[[KeptSlot, socket.socket], Any]
 
 
 def frontend_that_dies(keeper: str, public: Public, act: Act, *, is_killed: bool = True) -> None:
@@ -87,7 +87,7 @@ def frontend_that_dies(keeper: str, public: Public, act: Act, *, is_killed: bool
     assert os.WIFSIGNALED(status) is is_killed, status
 
 
-def read_request(slot: Slot, connection: socket.socket) -> None:
+def read_request(slot: KeptSlot, connection: socket.socket) -> None:
     data = connection.recv(65536)
     slot.received(data, is_answer_sent=True)
 
@@ -136,7 +136,7 @@ def test_a_connection_without_a_request_goes_on_with_its_first_byte(keeper: str,
 
 
 def test_an_answer_that_has_begun_ends_with_its_last_words(keeper: str, public: Public) -> None:
-    def act(slot: Slot, connection: socket.socket) -> None:
+    def act(slot: KeptSlot, connection: socket.socket) -> None:
         read_request(slot, connection)
         slot.begin_answer(b"retry\n")
         connection.sendall(b"begun ")
@@ -150,12 +150,12 @@ def test_an_answer_that_has_begun_ends_with_its_last_words(keeper: str, public: 
 def test_after_an_answer_the_connection_is_closed_until_the_kernel_has_all_of_it(
     keeper: str, public: Public
 ) -> None:
-    def answer(slot: Slot, connection: socket.socket) -> None:
+    def answer(slot: KeptSlot, connection: socket.socket) -> None:
         read_request(slot, connection)
         slot.begin_answer()
         slot.end_answer(is_next_coming=False)
 
-    def settle(slot: Slot, connection: socket.socket) -> None:
+    def settle(slot: KeptSlot, connection: socket.socket) -> None:
         answer(slot, connection)
         slot.settle()
 
@@ -172,7 +172,7 @@ def test_after_an_answer_the_connection_is_closed_until_the_kernel_has_all_of_it
 
 
 def test_pipelined_requests_are_not_asked_again(keeper: str, public: Public) -> None:
-    def act(slot: Slot, connection: socket.socket) -> None:
+    def act(slot: KeptSlot, connection: socket.socket) -> None:
         read_request(slot, connection)
         slot.begin_answer()
         slot.received(REQUEST, is_answer_sent=True)
@@ -185,11 +185,25 @@ def test_pipelined_requests_are_not_asked_again(keeper: str, public: Public) -> 
     assert all_of(client) == b""
 
 
+def test_the_rest_of_a_request_that_came_with_the_one_before_is_not_asked_as_one(
+    keeper: str, public: Public
+) -> None:
+    def act(slot: KeptSlot, connection: socket.socket) -> None:
+        slot.received(REQUEST + REQUEST[:-2], is_answer_sent=True)
+        slot.begin_answer()
+        slot.end_answer(is_next_coming=True)
+        slot.received(REQUEST[-2:], is_answer_sent=True)
+
+    client = public.client()
+    frontend_that_dies(keeper, public, act)
+    assert all_of(client) == b""
+
+
 def test_a_request_that_is_too_large_to_keep_is_answered_503(keeper: str, public: Public) -> None:
     client = public.client()
     client.sendall(REQUEST)
 
-    def act(slot: Slot, connection: socket.socket) -> None:
+    def act(slot: KeptSlot, connection: socket.socket) -> None:
         read_request(slot, connection)
         slot.received(bytes(2 * 1024 * 1024), is_answer_sent=True)
 
@@ -203,7 +217,7 @@ def test_what_follows_a_request_that_was_too_large_makes_no_request_with_a_hole_
     client = public.client()
     client.sendall(REQUEST)
 
-    def act(slot: Slot, connection: socket.socket) -> None:
+    def act(slot: KeptSlot, connection: socket.socket) -> None:
         read_request(slot, connection)
         for size in (900_000, 200_000, 10):
             slot.received(bytes(size), is_answer_sent=True)
@@ -219,7 +233,7 @@ def test_an_idle_connection_that_was_passed_on_once_is_closed_without_a_word(
     client.sendall(REQUEST)
     frontend_that_dies(keeper, public, read_request)
 
-    def answer(slot: Slot, connection: socket.socket) -> None:
+    def answer(slot: KeptSlot, connection: socket.socket) -> None:
         read_request(slot, connection)
         slot.begin_answer()
         connection.sendall(ANSWER)
