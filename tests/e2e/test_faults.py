@@ -19,9 +19,9 @@ import pytest
 from dynaplan.process.process_table import boot_id, identify
 from tests.e2e.deployment import EXECUTED, MODEL, Deployment
 from tests.e2e.test_kills import is_whole, process_of
-from tests.e2e.traces import fill, in_torture, processes_of, small_disk
+from tests.e2e.traces import fill, processes_of, small_disk
 from tests.fakes.load import Load
-from tests.fakes.polling import eventually, wait_until
+from tests.fakes.polling import eventually
 
 QUIET = ("--Planner.no-operation=true",)
 WORKER = "dynamo_VllmWorker"
@@ -87,32 +87,6 @@ def test_a_worker_that_outlived_its_arbiter_is_ended_before_its_gpu_is_given_out
     assert is_whole(deployment)
 
 
-@in_torture
-def test_a_process_that_only_has_the_pid_of_a_former_worker_is_left_alone(
-    deploy: Callable[..., Deployment], leftover: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
-    stranger = leftover()
-    dead_statefile(tmp_path, stranger.pid, (identify(stranger.pid) or 0) - 100)
-    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
-    assert stranger.poll() is None
-    assert "killed" not in deployment.text
-    assert is_whole(deployment)
-
-
-@in_torture
-def test_a_statefile_of_another_boot_is_cleared_away_without_killing(
-    deploy: Callable[..., Deployment], leftover: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
-    stranger = leftover()
-    path = dead_statefile(tmp_path, stranger.pid, identify(stranger.pid) or 0)
-    document = json.loads(path.read_text())
-    document["arbiter"] |= {"pid": os.getpid(), "boot_id": "another-boot"}
-    path.write_text(json.dumps(document))
-    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
-    assert stranger.poll() is None
-    assert is_whole(deployment)
-
-
 def test_a_statefile_from_a_live_arbiter_is_refused_and_kept(tmp_path: Path) -> None:
     path = dead_statefile(tmp_path, 0, 0)
     document = json.loads(path.read_text())
@@ -133,24 +107,15 @@ def serve_to_its_end(directory: Path, **environment: str) -> subprocess.Complete
         deployment.close()
 
 
-SPOILT = (b'{"namespace": "dy', b"\xff\xfe\x00", b"[]", b'{"version": 99}', None)
-
-
-@pytest.mark.parametrize(
-    "spoilt",
-    [pytest.param(b"", marks=pytest.mark.slow), *(pytest.param(each, marks=in_torture) for each in SPOILT)],
-)
+@pytest.mark.slow
 async def test_a_statefile_spoilt_while_serving_is_written_anew_when_the_plugin_starts_again(
-    deploy: Callable[..., Deployment], spoilt: bytes | None
+    deploy: Callable[..., Deployment],
 ) -> None:
     deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
     before = facts(deployment)
     plugin = process_of(deployment, "FleetPlugin")
     async with Load(deployment.url, MODEL, clients=2, tokens=30) as load:
-        if spoilt is None:
-            deployment.statefile_path.unlink()
-        else:
-            deployment.statefile_path.write_bytes(spoilt)
+        deployment.statefile_path.write_bytes(b"")
         plugin.kill()
         await eventually(lambda: facts(deployment) == before, 15)
         await load.stop()
@@ -230,31 +195,6 @@ def others(deployment: Deployment, words: str, known: psutil.Process | None = No
             if words in line and (process := psutil.Process(pid)) != known:
                 found.append(process)
     return found
-
-
-def set_immutable(deployment: Deployment, flag: str) -> bool:
-    command = ["chattr", flag, str(deployment.statefile_path.parent)]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-@in_torture
-async def test_a_state_directory_made_immutable_while_serving_holds_up_nothing(
-    deploy: Callable[..., Deployment],
-) -> None:
-    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
-    worker, url = process_of(deployment, SERVICE), deployment.url
-    if not set_immutable(deployment, "+i"):
-        pytest.skip("cannot make a directory immutable here (chattr +i)")
-    try:
-        async with Load(url, MODEL, clients=1, tokens=5) as load:
-            worker.kill()
-            await eventually(lambda: "statefile cannot be written" in deployment.text, 10)
-            await eventually(lambda: len(load.outcomes) > 5, 10)
-            await load.stop()
-        assert [outcome for outcome in load.incomplete if outcome.status != 200] == []
-    finally:
-        set_immutable(deployment, "-i")
-    wait_until(lambda: "statefile can be written again" in deployment.text and is_whole(deployment), 10)
 
 
 @pytest.mark.parametrize(

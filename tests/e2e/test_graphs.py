@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 import pytest
 
 from tests.e2e.deployment import MODEL, REPOSITORY, Deployment, dynaplan
-from tests.e2e.traces import in_torture
 from tests.fakes.load import Outcome, stream_one
 from tests.fakes.polling import wait_until
-from tests.fakes.servers import Server
 
 QUIET = ("--Planner.no-operation=true",)
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "original_configs"
@@ -31,14 +28,12 @@ HELLO = ("graphs.hello_world:Frontend", "hello_world.yaml")
 Deploy = Callable[..., Deployment]
 
 
-def answer(
-    deployment: Deployment, prompt: str = "Hello", model: str = MODEL, headers: dict[str, str] | None = None
-) -> Outcome:
+def answer(deployment: Deployment, prompt: str = "Hello", model: str = MODEL) -> Outcome:
     """One streamed chat completion on a connection of its own."""
 
     async def ask() -> Outcome:
         async with aiohttp.ClientSession() as session:
-            return await stream_one(session, deployment.url, model, prompt, 8, headers)
+            return await stream_one(session, deployment.url, model, prompt, 8)
 
     return asyncio.run(ask())
 
@@ -117,42 +112,6 @@ def test_graphs_that_link_the_same_services_differently_do_not_mix(deploy: Deplo
     assert answer(mine).is_complete
 
 
-@pytest.mark.slow
-def test_two_frontends_share_the_port_and_one_may_die(deploy: Deploy) -> None:
-    deployment = deploy("graphs.agg:Frontend", "agg.yaml", "--Frontend.ServiceArgs.workers=2", *QUIET)
-    frontends = pids(deployment, "Frontend")
-    assert len(frontends) == 2
-    for _ in range(8):
-        assert answer(deployment).is_complete
-    assert {counted_requests(deployment) for _ in range(4)} == {8}
-    victim = min(frontends)
-    os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(victim) or pids(deployment, "Frontend") != frontends)
-    for _ in range(4):
-        assert answer(deployment).is_complete
-    wait_until(lambda: len(pids(deployment, "Frontend") - {victim}) == 2)
-    assert {counted_requests(deployment) for _ in range(4)} == {12}
-
-
-def counted_requests(deployment: Deployment) -> float:
-    """The answered requests that one of the frontends tells of."""
-    with urllib.request.urlopen(f"{deployment.url}/metrics", timeout=10) as response:
-        text = response.read().decode()
-    lines = re.findall(r"^dynamo_frontend_requests_total\{.*\} (\S+)$", text, re.MULTILINE)
-    return sum(map(float, lines))
-
-
-@pytest.mark.slow
-def test_a_key_in_the_environment_protects_the_frontend(deploy: Deploy) -> None:
-    environment = {"DYNAPLAN_API_KEY": "sk-right"}
-    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET, environment=environment)
-    assert answer(deployment).status == 401
-    assert answer(deployment, headers={"Authorization": "Bearer sk-wrong"}).status == 401
-    assert answer(deployment, headers={"Authorization": "Bearer sk-right"}).is_complete
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        deployment.get_json("/v1/models")
-
-
 @pytest.mark.parametrize("config", ["disagg.yaml", pytest.param("agg_router.yaml", marks=pytest.mark.slow)])
 def test_a_yaml_of_the_original_serves_unchanged(deploy: Deploy, config: str) -> None:
     deployment = deploy(f"graphs.{config.removesuffix('.yaml')}:Frontend", str(FIXTURES / config))
@@ -161,28 +120,10 @@ def test_a_yaml_of_the_original_serves_unchanged(deploy: Deploy, config: str) ->
     assert answer(deployment, "word " * 500, model).is_complete
 
 
-@in_torture
-def test_servers_of_ones_own_are_used_and_left_running(
-    deploy: Deploy,
-    etcd: Server,
-    nats: Server,
-) -> None:
-    environment = {**etcd.environment, **nats.environment}
-    deployment = deploy("graphs.disagg:Frontend", "disagg.yaml", *QUIET, environment=environment)
-    names = {child.name() for child in deployment.children()}
-    assert not names & {"etcd", "nats-server"}
-    assert answer(deployment, "word " * 500).is_complete
-    assert deployment.stop() == 0
-    assert psutil.pid_exists(etcd.pid) and psutil.pid_exists(nats.pid)
-    deployment.start()
-    assert answer(deployment, "word " * 500).is_complete
-
-
 @pytest.mark.parametrize(
     ("variable", "address"),
     [
         ("ETCD_ENDPOINTS", "http://127.0.0.1:9"),
-        pytest.param("ETCD_ENDPOINTS", "unix:///nowhere/socket", marks=in_torture),
         ("NATS_SERVER", "nats://127.0.0.1:9"),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.traces import in_torture
 from tests.fakes.load import Load, Outcome
-from tests.fakes.polling import eventually, lasting, wait_until
+from tests.fakes.polling import eventually, wait_until
 
 KILLS = int(os.environ.get("DYNAPLAN_KILLS", "50"))
 MOST_ENDS_A_MINUTE = 4
@@ -80,20 +80,6 @@ async def test_requests_are_answered_and_the_service_is_whole_again(
     assert len(begun) <= (3 if "VllmWorker" in victim else 0), begun
 
 
-@pytest.mark.slow
-async def test_a_killed_frontend_is_back_on_its_port(deploy: Callable[..., Deployment]) -> None:
-    deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
-    url = deployment.url
-    old = deployment.pid_of("dynamo_Frontend")
-    os.kill(old, signal.SIGKILL)
-    await eventually(lambda: is_whole(deployment) and deployment.pid_of("dynamo_Frontend") != old, 20)
-    assert deployment.url == url
-    async with Load(url, MODEL, clients=1, tokens=5) as load:
-        await eventually(lambda: len(load.outcomes) > 2, 10)
-        await load.stop()
-    assert load.incomplete == []
-
-
 @in_torture
 @pytest.mark.timeout(120 + 60 * KILLS)
 @pytest.mark.parametrize("frontends", [1, 2])
@@ -154,42 +140,6 @@ async def test_a_frontend_is_restarted_under_load_and_no_request_is_lost(
             assert pid != before
         await load.stop()
     assert load.incomplete == []
-
-
-@in_torture
-@pytest.mark.parametrize("server", ["etcd --name", "nats-server"])
-@pytest.mark.parametrize("seconds", [5, 40])
-async def test_a_server_that_stands_still_costs_nothing(
-    deploy: Callable[..., Deployment], server: str, seconds: int
-) -> None:
-    deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
-    pids = {name: worker["pid"] for name, worker in deployment.workers().items()}
-    frozen = process_of(deployment, server)
-    async with Load(deployment.url, MODEL, clients=3, tokens=30) as load:
-        frozen.suspend()
-        try:
-            await lasting(seconds)
-        finally:
-            frozen.resume()
-        await eventually(lambda: is_whole(deployment), 20)
-        await load.stop()
-    assert load.incomplete == []
-    assert {name: worker["pid"] for name, worker in deployment.workers().items()} == pids
-
-
-@in_torture
-@pytest.mark.parametrize("option", ["--supervise", "--no-supervise"])
-def test_kill_9_of_what_was_started_leaves_nothing_and_the_next_serve_starts(
-    deploy: Callable[..., Deployment], option: str
-) -> None:
-    deployment = deploy("graphs.disagg:Frontend", "disagg.yaml", option)
-    children = deployment.children()
-    assert deployment.process
-    deployment.process.kill()
-    deployment.process.wait()
-    wait_until(lambda: not any(child.is_running() for child in children), 5)
-    deployment.start()
-    assert is_whole(deployment)
 
 
 @in_torture

@@ -19,10 +19,9 @@ from tests.e2e.llamacpp import (
     is_ready,
     model_of,
     prefills,
-    scratch_dir,
     scratch_files,
 )
-from tests.e2e.traces import files_of, in_torture, processes_of
+from tests.e2e.traces import in_torture
 from tests.fakes.load import Load, stream_one
 from tests.fakes.polling import eventually, wait_until
 
@@ -49,19 +48,6 @@ def two_pools(tmp_path_factory: pytest.TempPathFactory, tiny_gguf: Path) -> Iter
 
 
 @pytest.mark.parametrize("pools", ["one_pool", "two_pools"])
-def test_chat_and_completions_are_answered(pools: str, request: pytest.FixtureRequest) -> None:
-    deployment = request.getfixturevalue(pools)
-    status, chat = ask(deployment, CHAT, messages=MESSAGES, max_tokens=12)
-    assert status == 200, chat
-    assert chat["usage"]["completion_tokens"] == 12
-    assert chat["choices"][0]["message"]["content"]
-    status, completion = ask(deployment, COMPLETIONS, prompt="The capital of France is", max_tokens=12)
-    assert status == 200, completion
-    assert completion["usage"]["completion_tokens"] == 12
-    assert completion["choices"][0]["text"]
-
-
-@pytest.mark.parametrize("pools", ["one_pool", "two_pools"])
 def test_chat_and_completions_stream_to_their_end(pools: str, request: pytest.FixtureRequest) -> None:
     deployment = request.getfixturevalue(pools)
     usage = {"stream_options": {"include_usage": True}, "max_tokens": 12}
@@ -73,12 +59,6 @@ def test_chat_and_completions_stream_to_their_end(pools: str, request: pytest.Fi
         assert events[-2]["usage"]["completion_tokens"] == 12
         reasons = [choice["finish_reason"] for event in events[:-1] for choice in event["choices"]]
         assert reasons[-1] == "length"
-
-
-def test_a_prompt_longer_than_the_context_is_the_clients_fault(one_pool: Deployment) -> None:
-    status, answer = ask(one_pool, COMPLETIONS, prompt="word " * 20_000, max_tokens=4)
-    assert status == 400
-    assert "context" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("pools", ["one_pool", "two_pools"])
@@ -119,15 +99,6 @@ def test_a_remote_prefill_leaves_the_decode_worker_one_prompt_token_to_compute(t
         assert answer["timings"]["prompt_n"] <= 1, answer["timings"]
     assert prefills(two_pools)["remote"] == before + 6
     wait_until(lambda: scratch_files(two_pools) == [], 10)
-
-
-def test_a_hand_off_continues_the_text_that_the_prefill_worker_would_write(two_pools: Deployment) -> None:
-    texts = set()
-    for _ in range(3):
-        status, answer = ask(two_pools, CHAT, messages=MESSAGES, max_tokens=20, temperature=0, seed=1)
-        assert status == 200, answer
-        texts.add(answer["choices"][0]["message"]["content"])
-    assert len(texts) == 1
 
 
 def test_fields_of_a_hand_off_are_not_a_clients_to_send(two_pools: Deployment) -> None:
@@ -185,35 +156,3 @@ async def test_decode_workers_come_and_go_under_load_and_nothing_is_lost(
         await load.stop()
     assert len(load.outcomes) > 16
     assert load.incomplete == []
-
-
-@in_torture
-async def test_prefill_workers_come_and_go_under_load_and_nothing_is_lost(two_pools: Deployment) -> None:
-    before = prefills(two_pools)
-    async with Load(two_pools.url, model_of(two_pools), clients=8, tokens=60) as load:
-        for count in (2, 1):
-            await asyncio.to_thread(two_pools.scale, prefill=count)
-            await eventually(lambda count=count: is_ready(two_pools, "PrefillWorker", count), 30)
-        await load.stop()
-    assert load.incomplete == []
-    assert prefills(two_pools)["remote"] > before.get("remote", 0)
-    await eventually(lambda: scratch_files(two_pools) == [], 10)
-
-
-@in_torture
-async def test_stop_under_load_ends_the_streams_and_leaves_nothing(tmp_path: Path, tiny_gguf: Path) -> None:
-    deployment = disaggregated(tmp_path, tiny_gguf)
-    try:
-        await asyncio.to_thread(deployment.start)
-        scratch = scratch_dir(deployment)
-        async with Load(deployment.url, model_of(deployment), clients=6, tokens=1000) as load:
-            await eventually(lambda: prefills(deployment).get("remote", 0) >= 4, 20)
-            load.send_no_more()
-            code = await asyncio.to_thread(deployment.stop)
-        assert code == 0, deployment.text
-        assert load.incomplete == []
-        assert processes_of(deployment) == {}
-        assert files_of(deployment) == []
-        assert not await asyncio.to_thread(scratch.exists)
-    finally:
-        await asyncio.to_thread(deployment.close)

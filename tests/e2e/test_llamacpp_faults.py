@@ -1,11 +1,10 @@
-"""A real engine killed, hung, and given what it cannot take."""
+"""A real engine killed and hung."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from tests.e2e.deployment import Deployment
 from tests.e2e.llamacpp import (
     PREFILL_WORKER,
     WORKER,
-    aggregated,
     disaggregated,
     model_of,
     prefills,
@@ -98,73 +96,3 @@ async def test_workers_that_stand_still_are_replaced_and_busy_ones_are_not(two_p
     now = {name: entry["pid"] for name, entry in two_pools.workers().items()}
     assert {name for name in pids if pids[name] != now[name]} == frozen
     await eventually(lambda: scratch_files(two_pools) == [], 10)
-
-
-@pytest.fixture
-def refuse(tmp_path: Path, tiny_gguf: Path) -> Callable[..., str]:
-    """Run ``dynaplan serve`` with that model and options, which it must refuse; its message."""
-
-    def run(model: Path | None = None, *options: str) -> str:
-        deployment = aggregated(tmp_path, model or tiny_gguf, *options)
-        try:
-            result: subprocess.CompletedProcess[str] = deployment.run(*deployment.command[1:], timeout_s=30)
-        finally:
-            deployment.close()
-        assert result.returncode == 2, result.stdout + result.stderr
-        assert "Traceback" not in result.stdout + result.stderr
-        return result.stderr
-
-    return run
-
-
-def test_a_model_that_is_missing_is_refused_by_name(refuse: Callable[..., str], tmp_path: Path) -> None:
-    missing = tmp_path / "missing.gguf"
-    message = refuse(missing)
-    assert str(missing) in message
-    assert "GGUF" in message
-
-
-@pytest.mark.slow
-def test_a_file_that_is_no_gguf_is_refused_by_name(refuse: Callable[..., str], tmp_path: Path) -> None:
-    text = tmp_path / "model.gguf"
-    text.write_text("not a model")
-    message = refuse(text)
-    assert str(text) in message
-    assert "GGUF" in message
-
-
-@pytest.mark.slow
-def test_a_model_directory_is_refused_with_what_takes_it(refuse: Callable[..., str], tiny_hf: Path) -> None:
-    message = refuse(tiny_hf)
-    assert str(tiny_hf) in message
-    assert "vllm" in message
-
-
-def test_an_option_that_llamacpp_does_not_have_is_refused_by_name(refuse: Callable[..., str]) -> None:
-    assert "n-gpu-leyers" in refuse(None, "--VllmWorker.n-gpu-leyers=3")
-
-
-@pytest.mark.parametrize(
-    "option",
-    ["parallel=0", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ctx-size=-4", "threads=many"))],
-)
-def test_a_value_that_llamacpp_cannot_take_is_refused_by_name(
-    refuse: Callable[..., str], option: str
-) -> None:
-    assert option.split("=")[0] in refuse(None, f"--VllmWorker.{option}")
-
-
-def truncated(model: Path, path: Path) -> Path:
-    path.write_bytes(model.read_bytes()[:200_000])
-    return path
-
-
-def test_a_truncated_model_is_refused_before_anything_starts(tmp_path: Path, tiny_gguf: Path) -> None:
-    deployment = aggregated(tmp_path, truncated(tiny_gguf, tmp_path / "cut.gguf"))
-    try:
-        refused = deployment.run(*deployment.command[1:])
-    finally:
-        deployment.close()
-    assert refused.returncode == 2
-    assert "which is cut off: it has 200,000 bytes" in refused.stderr
-    assert not deployment.statefile_path.exists()

@@ -125,7 +125,7 @@ async def test_nats_away_that_is_the_store_too_restarts_nobody_and_loses_nothing
 
 
 @in_torture
-@pytest.mark.parametrize("outage", [killed, wiped])
+@pytest.mark.parametrize("outage", [killed, frozen, wiped])
 @pytest.mark.parametrize("seconds", [5, 40])
 async def test_nats_away_restarts_nobody_loses_nothing_and_remote_prefill_comes_back(
     deploy: Callable[..., Deployment],

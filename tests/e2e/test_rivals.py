@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable
 
-import psutil
 import pytest
 
 from tests.e2e.deployment import EXECUTED, MODEL, Deployment
@@ -74,24 +73,6 @@ async def test_two_deployments_that_scale_against_each_other_never_share_a_gpu(
 
 def scale_to(deployment: Deployment, decode: int) -> tuple[str, ...]:
     return ("scale", f"decode={decode}", "--no-wait", "--namespace", deployment.namespace)
-
-
-@in_torture
-async def test_a_draining_worker_that_stands_still_is_ended_at_the_deadline_and_its_gpu_is_free(
-    deploy: Callable[..., Deployment],
-) -> None:
-    deployment = await asyncio.to_thread(deploy, *AGGREGATED, environment=EXECUTED)
-    await asyncio.to_thread(deployment.scale, decode=2)
-    pid = deployment.pid_of("dynamo_VllmWorker_1")
-    os.kill(pid, 19)
-    async with Load(deployment.url, MODEL, clients=2, tokens=20) as load:
-        await asyncio.to_thread(deployment.run, *scale_to(deployment, 1))
-        await eventually(lambda: list(deployment.workers("VllmWorker")) == ["dynamo_VllmWorker"], 15)
-        await load.stop()
-    assert not psutil.pid_exists(pid)
-    assert "dynamo_VllmWorker_1 did not leave" in deployment.text
-    assert len(gpus_in_use(deployment)) == 1
-    assert [outcome for outcome in load.incomplete if outcome.status != 200] == []
 
 
 @in_torture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
@@ -203,28 +202,6 @@ async def test_a_reload_that_is_killed_in_any_phase_loses_nothing_and_the_next_o
         await asyncio.to_thread(deployment.scale, decode=3)
     await eventually(lambda: is_whole(deployment) and len(decode_starts()) == 3)
     assert before.isdisjoint(decode_starts())
-
-
-def test_a_program_that_has_the_pid_of_a_worker_by_now_is_left_alone(
-    deploy: Callable[..., Deployment],
-) -> None:
-    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
-    before = starts(deployment)
-    # The pid stays a foreign program's; only its start tells that it is no worker.
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
-        try:
-            process_of(deployment, "FleetPlugin").suspend()  # it would write the file again
-            document = deployment.statefile()
-            document["components"]["dynamo_VllmWorker"]["pid"] = stranger.pid
-            deployment.statefile_path.write_text(json.dumps(document))
-            os.kill(serve_of(deployment).pid, signal.SIGKILL)  # type: ignore[union-attr]
-            wait_until(lambda: "Adopted" in deployment.text and serve_of(deployment))
-            wait_until(lambda: is_whole(deployment) and starts(deployment) == before)
-            assert deployment.stop() == 0
-            assert stranger.poll() is None
-        finally:
-            stranger.kill()
-    assert files_of(deployment) == []
 
 
 def test_what_does_not_fit_together_is_ended_and_serve_starts_anew(deploy: Callable[..., Deployment]) -> None:

@@ -68,15 +68,6 @@ def test_a_stopped_process_cannot_hold_up_the_exit(deploy: Callable[..., Deploym
     assert left_of(children) == []
 
 
-@in_torture
-async def test_sighup_does_not_hurt(deploy: Callable[..., Deployment]) -> None:
-    deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
-    pids = {child.pid for child in deployment.children()}
-    assert deployment.process
-    deployment.process.send_signal(signal.SIGHUP)
-    await consistently(lambda: {child.pid for child in deployment.children()} == pids, for_s=1.5)
-
-
 def test_stop_ends_the_deployment_and_says_so_when_there_is_none(deploy: Callable[..., Deployment]) -> None:
     deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
     assert deployment.run("stop").returncode == 0
@@ -86,21 +77,6 @@ def test_stop_ends_the_deployment_and_says_so_when_there_is_none(deploy: Callabl
         result = deployment.run(*command)
         assert result.returncode == 2, command
         assert "dynaplan serve" in result.stderr
-
-
-@pytest.mark.slow
-async def test_circusctl_quit_ends_it_in_order(deploy: Callable[..., Deployment]) -> None:
-    from circus.client import CircusClient
-
-    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
-    client = CircusClient(endpoint=deployment.statefile()["circus_endpoint"], timeout=10)
-    try:
-        await asyncio.to_thread(client.send_message, "quit")
-    finally:
-        client.stop()
-    assert deployment.process
-    await eventually(lambda: deployment.process.poll() is not None, 20)
-    assert not deployment.statefile_path.exists()
 
 
 @pytest.mark.parametrize(

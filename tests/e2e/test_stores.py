@@ -1,6 +1,6 @@
-"""What holds with etcd holds with every other store: each of them through one deployment, under load.
+"""What holds with etcd on a socket holds with a store in files and an etcd behind passwords, under load.
 
-``tox -e stores-file,stores-nats`` runs the longer suites on them, too.
+NATS as the store is in test_outages.py; ``tox -e stores-file,stores-nats`` runs the longer suites on both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ pytestmark = pytest.mark.timeout(300)
 
 QUIET = ("--Planner.no-operation=true", "--drain-timeout", "3")
 SERVERS = {"etcd", "nats-server"}
-IN_FILES = {"DYN_DISCOVERY_BACKEND": "file"}
 
 
 async def lives_on(load: Load, deployment: Deployment) -> None:
@@ -88,30 +87,6 @@ async def test_a_store_in_files_needs_no_server_and_all_holds(deploy: Callable[.
     assert names_of(deployment).keys() == before.keys() - {"dynamo_VllmWorker_1"}
     assert [outcome for outcome in load.incomplete if outcome.status != 200] == []
     assert len(load.incomplete) <= load.clients
-    assert await asyncio.to_thread(deployment.stop) == 0
-    assert (processes_of(deployment), files_of(deployment)) == ({}, [])
-
-
-@in_torture
-async def test_a_store_in_nats_needs_no_etcd_and_all_holds(deploy: Callable[..., Deployment]) -> None:
-    deployment = await asyncio.to_thread(
-        deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET, "--store", "nats"
-    )
-    assert servers_of(deployment) == {"nats-server"}
-    data = Path(deployment.statefile()["addresses"]["runtime_dir"]) / "nats" / "jetstream"
-    async with Load(deployment.url, MODEL, clients=3, tokens=20, prompt="word " * 900) as load:
-        await scaled(deployment, decode=2, prefill=2)
-        await killed(deployment, "FleetPlugin")
-        await killed(deployment, "nats-server")
-        await lives_on(load, deployment)
-        before = names_of(deployment)
-        wipe(data)
-        await killed(deployment, "nats-server")
-        await eventually(lambda: set(names_of(deployment).values()).isdisjoint(before.values()))
-        await lives_on(load, deployment)
-        await scaled(deployment, decode=1, prefill=1)
-        await load.stop()
-    assert load.incomplete == []
     assert await asyncio.to_thread(deployment.stop) == 0
     assert (processes_of(deployment), files_of(deployment)) == ({}, [])
 
