@@ -89,10 +89,3 @@ def test_a_conversation_goes_where_its_beginning_is_cached_and_on_when_that_work
     assert all(each.ask("are you still there?")[0] for each in conversations)
     wait_until(lambda: sources(deployment) == {"events"})
     assert deployment.stop() == 0
-
-
-def sources_at_one(deployment: Deployment) -> list[str]:
-    """Say how the only frontend knows what each worker has cached."""
-    status = json.loads(deployment.run("status", "--namespace", deployment.namespace, "--json").stdout)
-    known = [source for by_frontend in status["routing"].values() for source in by_frontend.values()]
-    return known if len(known) == len(deployment.workers("VllmWorker")) else []
