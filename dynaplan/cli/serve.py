@@ -114,6 +114,13 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
     help="Ask for one of the keys of this file: see `dynaplan keys`.",
 )
 @click.option(
+    "--power-saving-after",
+    metavar="DURATION",
+    expose_value=False,
+    callback=lambda ctx, parameter, text: text and ctx.obj.append(f"--Common.power-saving-after={text}"),
+    help="Stop models that nobody has asked for during it, such as 2h; they do not sleep.",
+)
+@click.option(
     "--drain-timeout",
     "drain_timeout_s",
     type=click.FloatRange(0.0),

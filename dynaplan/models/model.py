@@ -74,6 +74,7 @@ class ModelPolicy:
     """What the owner says of one model, as far as the rules need it.
 
     - ``ttl_s``: it is put away after being idle for that long; 0 is never
+    - ``power_saving_after_s``: it is unloaded, and does not sleep any more, after that long; 0 is never
     - ``is_pinned``: it is loaded when the deployment starts, and nothing makes it leave
     - ``priority``: 2 stays twice as long as 1; more than 0
     - ``min_stay_s``: it is not evicted sooner after it became ready
@@ -97,6 +98,7 @@ class ModelPolicy:
     """
 
     ttl_s: float = 1800.0
+    power_saving_after_s: float = 0.0
     is_pinned: bool = False
     priority: float = 1.0
     min_stay_s: float = 0.0

@@ -76,6 +76,7 @@ def model_policy(
             allowed, parts = frozenset(spread), spread
     return ModelPolicy(
         ttl_s=own.ttl_s,
+        power_saving_after_s=own.power_saving_after_s,
         is_pinned=own.pin,
         priority=own.priority,
         min_stay_s=own.min_stay_s,

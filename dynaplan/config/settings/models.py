@@ -28,6 +28,11 @@ class OnDemandSettings(Settings):
     ttl_s: float = option(
         DEFAULT_TTL_S, "Time without a request after which the model is put away; 0 is never", kind=Duration
     )
+    power_saving_after_s: float = option(
+        0.0,
+        "Time without a request after which it is stopped rather than asleep, to save power; 0 is never",
+        kind=Duration,
+    )
     pin: bool = option(False, "Load it at the start, and never put it away for another model")
     priority: float = option(1.0, "Weight against being put away for another model", above=0)
     aliases: list[str] | None = option(None, "Further names by which clients may ask for it", kind=Texts)

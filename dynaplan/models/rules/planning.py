@@ -130,9 +130,13 @@ def _put_away_idle(draft: Draft, name: str, status: ModelStatus) -> None:
     if until_s > draft.now_s:
         return
     held = max(draft.present[name].bytes.values(), default=0)
-    level = ladder.for_idleness(settings, status, held, ladder.host_of(draft.devices), draft.future)
+    level = ladder.for_idleness(
+        settings, status, held, ladder.host_of(draft.devices), draft.future, draft.now_s
+    )
     idle = f"idle for {seconds(idle_s(status, draft.now_s))}"
-    if status.keep_alive_s is None:
+    if ladder.power_saving_at_s(settings, status) <= draft.now_s:
+        why = f"nobody has asked for it for {seconds(settings.power_saving_after_s)} (power-saving-after)"
+    elif status.keep_alive_s is None:
         why = f"{idle}, longer than its ttl of {settings.ttl_s:.0f} s"
     else:
         why = f"{idle}; its last request asked for {status.keep_alive_s:g} s (keep_alive)"

@@ -375,6 +375,28 @@ def test_an_idle_model_sleeps_at_the_level_that_gains_most_and_is_unloaded_in_th
     assert said(box.actions(sleeper, now_s=NOW_S + 49)) == ["Unload a"]
 
 
+def test_power_saving_stops_a_model_that_would_sleep_and_one_that_sleeps_or_would_stay_ready() -> None:
+    levels = {"ttl_s": 50.0, "sleep_levels": (DEEP,)}
+    soon = Box(gpus(16), a=model(10, power_saving_after_s=100.0, **levels))
+    (action,) = soon.actions(ready("a"))
+    assert action == Unload("a", "nobody has asked for it for 100 s (power-saving-after)")
+    late = Box(gpus(16), a=model(10, power_saving_after_s=120.0, **levels))
+    assert said(late.actions(ready("a"))) == ["Sleep a"]
+    sleeper = in_state("a", ModelState.ASLEEP, sleep_level="2", last_use_s=NOW_S - 100)
+    assert late.plan(sleeper, now_s=NOW_S + 19).next_at_s == NOW_S + 20
+    assert said(late.actions(sleeper, now_s=NOW_S + 20)) == ["Unload a"]
+    never_idle = Box(gpus(16), a=model(10, ttl_s=0.0, power_saving_after_s=100.0))
+    assert said(never_idle.actions(ready("a"))) == ["Unload a"]
+    assert never_idle.actions(ready("a", keep_until_s=NOW_S + 1)) == []
+
+
+def test_a_sleeper_that_was_never_used_is_stopped_so_long_after_it_fell_asleep() -> None:
+    box = Box(gpus(16), a=model(10, ttl_s=50.0, power_saving_after_s=20.0, sleep_levels=(DEEP,)))
+    sleeper = in_state("a", ModelState.ASLEEP, sleep_level="2")
+    assert said(box.actions(sleeper, now_s=NOW_S + 18)) == []
+    assert said(box.actions(sleeper, now_s=NOW_S + 19)) == ["Unload a"]
+
+
 def test_a_level_for_which_the_host_has_no_room_is_not_taken() -> None:
     box = Box((*gpus(16), Device(HOST, 8 * GB)), a=model(10, ttl_s=50.0, sleep_levels=(LIGHT, DEEP)))
     (action,) = box.actions(ready("a"))
