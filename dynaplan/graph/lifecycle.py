@@ -23,7 +23,7 @@ class Role(Enum):
 
 
 class WorkerState(Enum):
-    """A stage in a worker's life; see ``LIFECYCLE`` for the legal moves."""
+    """A stage in a worker's life; ``LIFECYCLE`` has what moves it to the next."""
 
     STARTING = "starting"
     """Watcher added, or about to be; not registered yet."""
@@ -39,33 +39,48 @@ class WorkerState(Enum):
     """Gone, with all processes of its session. Its entry is removed, its GPUs are free."""
 
 
-LIFECYCLE: Mapping[WorkerState, frozenset[WorkerState]] = {
-    WorkerState.STARTING: frozenset(
-        {
-            WorkerState.READY,
-            WorkerState.DRAINING,
-            WorkerState.BACKOFF,
-            WorkerState.FAILED,
-            WorkerState.STOPPED,
-        }
-    ),
-    WorkerState.READY: frozenset(
-        {
-            WorkerState.STARTING,
-            WorkerState.DRAINING,
-            WorkerState.BACKOFF,
-            WorkerState.FAILED,
-            WorkerState.STOPPED,
-        }
-    ),
-    WorkerState.DRAINING: frozenset({WorkerState.STOPPED}),
-    WorkerState.BACKOFF: frozenset(
-        {WorkerState.STARTING, WorkerState.DRAINING, WorkerState.FAILED, WorkerState.STOPPED}
-    ),
-    WorkerState.FAILED: frozenset({WorkerState.STARTING, WorkerState.STOPPED}),
-    WorkerState.STOPPED: frozenset(),
+class WorkerEvent(Enum):
+    """What moves a worker to its next state; the value is the reason where no better one is given."""
+
+    REGISTERED = "registered"
+    UNREGISTERED = "its registration is gone"
+    PROCESS_ENDED = "its process has ended"
+    """Unasked, and its exit code or something in its session is still waited for."""
+    CRASHED = "it has crashed"
+    """The same, with its whole session."""
+    GAVE_UP = "it has failed"
+    """It has crashed too often, can never start, or had too little memory."""
+    DELAY_OVER = ""
+    """It is started again; the reason is still that of its crash."""
+    TOLD_TO_LEAVE = "it was told to leave"
+    SESSION_GONE = "it has left"
+
+
+LIFECYCLE: Mapping[WorkerState, Mapping[WorkerEvent, WorkerState]] = {
+    WorkerState.STARTING: {
+        WorkerEvent.REGISTERED: WorkerState.READY,
+        WorkerEvent.TOLD_TO_LEAVE: WorkerState.DRAINING,
+        WorkerEvent.CRASHED: WorkerState.BACKOFF,
+        WorkerEvent.GAVE_UP: WorkerState.FAILED,
+    },
+    WorkerState.READY: {
+        WorkerEvent.UNREGISTERED: WorkerState.STARTING,
+        WorkerEvent.PROCESS_ENDED: WorkerState.STARTING,
+        WorkerEvent.TOLD_TO_LEAVE: WorkerState.DRAINING,
+        WorkerEvent.CRASHED: WorkerState.BACKOFF,
+        WorkerEvent.GAVE_UP: WorkerState.FAILED,
+    },
+    WorkerState.DRAINING: {WorkerEvent.SESSION_GONE: WorkerState.STOPPED},
+    WorkerState.BACKOFF: {WorkerEvent.DELAY_OVER: WorkerState.STARTING},
+    WorkerState.FAILED: {WorkerEvent.TOLD_TO_LEAVE: WorkerState.STOPPED},
+    WorkerState.STOPPED: {},
 }
-"""The legal moves. ``READY -> STARTING`` is a worker that lost its registration and makes a new one."""
+"""Every move that there is; an event that a state has no row for is a fault of ours.
+
+What may not stand here: a way from DRAINING back to READY. Routers that were told that a worker leaves choose
+it no more, and its GPUs may be promised to another. Nor TOLD_TO_LEAVE in BACKOFF: it has no process and holds
+no request, so it is removed. Nor a way from FAILED to STARTING: another worker takes its place.
+"""
 
 
 @dataclass(frozen=True)
@@ -106,16 +121,17 @@ class Worker:
         """The worker's process: the next one under that name has another pid."""
         return self.name, self.pid
 
-    def moved(self, state: WorkerState, now_s: float, why: str = "") -> Worker:
-        """Return the worker in its next state.
+    def after(self, event: WorkerEvent, now_s: float, why: str = "") -> Worker:
+        """Return the worker in the state that the event leads to.
 
-        Raises IllegalTransition, with its history, for an illegal move.
+        Raises IllegalTransition, with its history, for an event that cannot meet it in this state.
         """
+        why = why or event.value
+        state = LIFECYCLE[self.state].get(event)
+        if state is None:
+            told = "".join(f"\n  {line}" for line in self.history)
+            raise IllegalTransition(f"{self.name}: {event.name} while it is {self.state.value} ({why}){told}")
         story = (*self.history[-15:], f"{now_s:.3f} {self.state.value} -> {state.value}: {why}")
-        if state not in LIFECYCLE[self.state]:
-            raise IllegalTransition(
-                f"{self.name}: {self.state.value} -> {state.value}\n  " + "\n  ".join(story)
-            )
         return replace(self, state=state, since_s=now_s, reason=why or self.reason, history=story)
 
     @property

@@ -3,22 +3,24 @@
 Here stand when a program is started, for how long it is waited for, and when everything ends without it; no
 process, no signal, no clock. Times are monotonic seconds.
 
-| state | who runs | ``arrived`` | ``ended`` | else |
-|---|---|---|---|---|
-| FIRST | the program that has put itself under the supervisor | HERE | 1, 2, 3 | |
-| HERE | one that has said that all is as before, and beats since | HERE | 1, 2, 3 | 6 |
-| AWAY | none, or one that has not said so yet; the next is started at ``start_at_s`` | HERE | 1, 3 | 4 |
-| TRIAL | the same, of another program than before (an upgrade) | HERE | 1, 5 | 5 |
-| OVER | none, and none is started any more | | | |
+| state | who runs |
+|---|---|
+| FIRST | the program that has put itself under the supervisor |
+| HERE | one that has said that all is as before, and beats since |
+| AWAY | none, or one that has not said so yet; the next is started at ``start_at_s`` |
+| TRIAL | the same, of another program than before (an upgrade) |
+| OVER | none, and none is started any more |
 
-1. Somebody has left a successor's command, and the program was killed for it: TRIAL. The command of before is
+``MOVES`` has what moves it. What follows of a move:
+
+1. To TRIAL: somebody has left a successor's command, and killed the program for it. The command of before is
    kept.
-2. It exited, or a signal to end killed it: that was meant, and is OVER.
-3. It was killed, or exited before it had said that it is here: AWAY. It starts again, at once if it was here
-   for ``STEADY_S``, else after a pause that doubles from ``FIRST_PAUSE_S`` to ``LONGEST_PAUSE_S``.
+2. To OVER, by its own exit or a signal to end: everything ends with it.
+3. To AWAY: it was killed, or ended before it had said that it is here. It starts again, at once if it was
+   here for ``STEADY_S``, else after a pause that doubles from ``FIRST_PAUSE_S`` to ``LONGEST_PAUSE_S``.
 4. Nobody has been here for the grace: ``is_grace_over``, and everything ends.
-5. It ended, could not be started, or took ``TRIAL_S`` (half of the grace at most): AWAY with the command of
-   before, at once. The grace goes on from where the trial began.
+5. From TRIAL to AWAY: it ended, could not be started, or took ``TRIAL_S`` (half of the grace at most). The
+   command of before starts at once. The grace goes on from where the trial began.
 6. Its heartbeat has not moved at ``STILL_CHECKS`` looks in a row, within ``still_s``: it ``is_still``, and is
    killed, which is 3. Looks are counted and not seconds, so that a supervisor that stood still itself, with
    the whole machine, accuses nobody. A program whose heartbeat cannot be read is not judged.
@@ -39,14 +41,19 @@ if TYPE_CHECKING:
 
 FIRST, HERE, AWAY, TRIAL, OVER = "first", "here", "away", "trial", "over"
 
+ARRIVED, EXITED, KILLED, SUCCEEDED, FINISHED = "arrived", "exited", "killed", "succeeded", "finished"
+"""What happens: it says that it is here; it exits, or a signal to end kills it; it is killed, or cannot be
+started; it is killed, and has a successor; the grace is over, or somebody has asked for the end."""
+
 MOVES = {
-    FIRST: (HERE, AWAY, TRIAL, OVER),
-    HERE: (HERE, AWAY, TRIAL, OVER),
-    AWAY: (HERE, AWAY, TRIAL, OVER),
-    TRIAL: (HERE, AWAY, TRIAL, OVER),
-    OVER: (),
+    FIRST: {ARRIVED: HERE, EXITED: OVER, KILLED: AWAY, SUCCEEDED: TRIAL, FINISHED: OVER},
+    HERE: {ARRIVED: HERE, EXITED: OVER, KILLED: AWAY, SUCCEEDED: TRIAL, FINISHED: OVER},
+    AWAY: {ARRIVED: HERE, EXITED: AWAY, KILLED: AWAY, SUCCEEDED: TRIAL, FINISHED: OVER},
+    TRIAL: {ARRIVED: HERE, EXITED: AWAY, KILLED: AWAY, SUCCEEDED: TRIAL, FINISHED: OVER},
+    OVER: {},
 }
-"""The legal moves; AWAY, TRIAL -> OVER is the end of the grace, or an end that was asked for meanwhile."""
+"""What may not stand here: EXITED: OVER in AWAY or TRIAL. A program that ends before it is here, with any
+code, was not asked to end what the one before has started."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 """Pauses before a program that does not come back is started once more."""
@@ -63,7 +70,7 @@ STILL_CHECKS = 6
 
 
 class IllegalMove(Exception):
-    """A move that the table does not have: a fault of the supervisor."""
+    """Something happened that cannot in this state: a fault of the supervisor."""
 
 
 class ProgramLife:
@@ -117,7 +124,7 @@ class ProgramLife:
 
     def arrived(self, now_s: float, still_s: float = 0.0) -> None:
         """The program says that all is as before; without a heartbeat for ``still_s`` it stands still."""
-        self._move(HERE)
+        self._move(ARRIVED)
         self._here_since_s, self.fallback_command = now_s, ()
         self._still_s, self._look_at_s, self._missed = still_s, now_s, 0
 
@@ -135,43 +142,36 @@ class ProgramLife:
 
     def ended(self, now_s: float, *, is_meant: bool, successor: Sequence[str] = ()) -> None:
         """The program has ended; ``is_meant``: by itself, or by a signal to end."""
-        if successor:  # case 1
+        before = self.state
+        self._move(SUCCEEDED if successor else EXITED if is_meant else KILLED)
+        if self.state == TRIAL:  # case 1
             self.fallback_command, self.command = self.command, successor
             self.away_since_s = self.start_at_s = now_s
             self._pause_s = 0.0
-            self._move(TRIAL)
-        elif self.is_on_trial:
-            self.give_up_trial(now_s)
-        elif is_meant and not self.is_awaited:  # case 2
-            self._move(OVER)
-        else:  # case 3
-            if self.state == HERE:
+        elif before == TRIAL:  # case 5
+            self.command, self.fallback_command = self.fallback_command, ()
+            self._pause_s, self.start_at_s = 0.0, now_s
+        elif self.state == AWAY:  # case 3
+            if before == HERE:
                 self.away_since_s = now_s
                 self._pause_s = 0.0 if now_s - self._here_since_s >= STEADY_S else FIRST_PAUSE_S
             else:
                 self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
             self.start_at_s = now_s + self._pause_s
-            self._move(AWAY)
 
     def start_failed(self, now_s: float) -> None:
         """The program could not even be started: the one before, or the same after the longest pause."""
         if self.is_on_trial:
-            self.give_up_trial(now_s)
+            self.ended(now_s, is_meant=False)
         else:
             self._pause_s = LONGEST_PAUSE_S
             self.start_at_s = now_s + self._pause_s
 
-    def give_up_trial(self, now_s: float) -> None:
-        """Start the program of before again (case 5)."""
-        self.command, self.fallback_command = self.fallback_command, ()
-        self._pause_s, self.start_at_s = 0.0, now_s
-        self._move(AWAY)
-
     def finish(self) -> None:
         """Everything ends: by the grace, or because somebody has asked for it."""
-        self._move(OVER)
+        self._move(FINISHED)
 
-    def _move(self, state: str) -> None:
-        if state not in MOVES[self.state]:
-            raise IllegalMove(f"{self.state} -> {state}")
-        self.state = state
+    def _move(self, event: str) -> None:
+        if event not in MOVES[self.state]:
+            raise IllegalMove(f"{event} while {self.state}")
+        self.state = MOVES[self.state][event]

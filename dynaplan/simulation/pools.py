@@ -13,7 +13,7 @@ from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.contract.gpus import Gpu
 from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest
 from dynaplan.fleet.rules.reconcile import reconcile
-from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState
+from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, WorkerEvent, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.routing.booking import WorkerBook
 from dynaplan.routing.kv_index import KvIndex
@@ -192,7 +192,7 @@ class Pools:
     def ready(self, worker: SimulatedWorker, at_s: float) -> None:
         """Note that the worker has started, unless it was drained meanwhile."""
         if worker.record.state is WorkerState.STARTING:
-            worker.record = worker.record.moved(WorkerState.READY, at_s, "started")
+            worker.record = worker.record.after(WorkerEvent.REGISTERED, at_s)
             worker.engine.now_s = at_s
             self._changed(at_s)
 
@@ -200,7 +200,7 @@ class Pools:
         """Remove workers that leave and have nothing left to do, which frees their GPUs."""
         gone = [worker for worker in self.all() if _is_drained(worker)]
         for drained in gone:
-            drained.record = replace(drained.record.moved(WorkerState.STOPPED, at_s, "drained"), gpus=())
+            drained.record = replace(drained.record.after(WorkerEvent.SESSION_GONE, at_s), gpus=())
         if gone:
             self._reconcile(at_s)
 

@@ -10,7 +10,15 @@ from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.rules.reconcile import Reconciled, reconcile
 from dynaplan.fleet.rules.restarting import after_exit
 from dynaplan.fleet.rules.statefile import Deployment, fleet_of, from_json, initial, to_json, with_fleet
-from dynaplan.graph.lifecycle import COUNTS, EXIT_CANNOT_START, HOLDS_GPUS, Role, Worker, WorkerState
+from dynaplan.graph.lifecycle import (
+    COUNTS,
+    EXIT_CANNOT_START,
+    HOLDS_GPUS,
+    Role,
+    Worker,
+    WorkerEvent,
+    WorkerState,
+)
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.errors import StatefileCorrupt
@@ -112,7 +120,9 @@ class Fleet(RuleBasedStateMachine):
     @rule()
     def become_ready(self) -> None:
         self.fleet = tuple(
-            worker.moved(WorkerState.READY, self.now_s) if worker.state is WorkerState.STARTING else worker
+            worker.after(WorkerEvent.REGISTERED, self.now_s)
+            if worker.state is WorkerState.STARTING
+            else worker
             for worker in self.fleet
         )
         self.reconcile()

@@ -16,7 +16,7 @@ from dynaplan.fleet.rules.restarting import (
     exit_reason,
     shows_out_of_memory,
 )
-from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerState
+from dynaplan.graph.lifecycle import COUNTS, Worker, WorkerEvent, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.store.instances import Instance
 
@@ -124,15 +124,10 @@ def _registered(worker: Worker, world: World) -> Worker:
     if instance is None:
         is_lost = worker.state is WorkerState.READY
         lost = replace(worker, instance_id=0)
-        return (
-            lost.moved(WorkerState.STARTING, world.now_s, "its registration is gone") if is_lost else worker
-        )
+        return lost.after(WorkerEvent.UNREGISTERED, world.now_s) if is_lost else worker
     known = replace(worker, instance_id=instance.instance_id, url=instance.url)
-    return (
-        known
-        if worker.state is WorkerState.READY
-        else known.moved(WorkerState.READY, world.now_s, "registered")
-    )
+    is_known = worker.state is WorkerState.READY
+    return known if is_known else known.after(WorkerEvent.REGISTERED, world.now_s)
 
 
 def suspects(workers: Workers, hang_timeout_s: Callable[[str], float]) -> dict[str, str]:

@@ -17,7 +17,16 @@ from typing import Any
 
 from dynaplan.contract.gpus import Gpu, by_reason
 from dynaplan.fleet.rules.allocation import choose_gpus
-from dynaplan.graph.lifecycle import COUNTS, HOLDS_GPUS, Role, Worker, WorkerState, worker_name
+from dynaplan.graph.lifecycle import (
+    COUNTS,
+    HOLDS_GPUS,
+    LIFECYCLE,
+    Role,
+    Worker,
+    WorkerEvent,
+    WorkerState,
+    worker_name,
+)
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.models.workers import NO_MODELS, DesiredModels
 from dynaplan.util.documents import number_field, text_field
@@ -115,14 +124,10 @@ def replaced(fleet: Fleet, names: Collection[str], now_s: float) -> Fleet:
 
     A failed one is tried again; one that is leaving, or is about to be started again, is as it was.
     """
-    next_state = {
-        WorkerState.READY: WorkerState.DRAINING,
-        WorkerState.STARTING: WorkerState.DRAINING,
-        WorkerState.FAILED: WorkerState.STOPPED,
-    }
+    event = WorkerEvent.TOLD_TO_LEAVE
     return tuple(
-        worker.moved(next_state[worker.state], now_s, OPERATOR_RESTART)
-        if worker.name in names and worker.state in next_state
+        worker.after(event, now_s, OPERATOR_RESTART)
+        if worker.name in names and event in LIFECYCLE[worker.state]
         else worker
         for worker in fleet
     )
@@ -171,7 +176,7 @@ def _vacated(fleet: Fleet, started: Fleet, vacating: Mapping[str, str], now_s: f
     others = [each for each in (*fleet, *started) if each.name not in vacating]
     coming = {each.component for each in others if each.state is WorkerState.STARTING}
     return tuple(
-        each.moved(WorkerState.DRAINING, now_s, vacating[each.name])
+        each.after(WorkerEvent.TOLD_TO_LEAVE, now_s, vacating[each.name])
         if each.name in vacating and each.state is WorkerState.READY and each.component not in coming
         else each
         for each in fleet
@@ -246,9 +251,9 @@ def _due_for_retry(fleet: Fleet, models: DesiredModels, now_s: float, retry_fail
 def _next(worker: Worker, leaving: Mapping[str, tuple[Worker, str]], now_s: float) -> Worker:
     """The worker, draining if it is to leave, starting if its restart is due."""
     if worker.name in leaving:
-        return worker.moved(WorkerState.DRAINING, now_s, leaving[worker.name][1])
+        return worker.after(WorkerEvent.TOLD_TO_LEAVE, now_s, leaving[worker.name][1])
     if worker.state is WorkerState.BACKOFF and worker.retry_at_s <= now_s:
-        return worker.moved(WorkerState.STARTING, now_s)
+        return worker.after(WorkerEvent.DELAY_OVER, now_s)
     return worker
 
 

@@ -11,6 +11,7 @@ from dynaplan.graph.lifecycle import (
     EXIT_PROGRAM_ENDED,
     OUT_OF_MEMORY_REASON,
     Worker,
+    WorkerEvent,
     WorkerState,
 )
 
@@ -74,12 +75,14 @@ def after_exit(
     A worker without a process is returned unchanged, so that an exit reported twice counts once.
     """
     if worker.state is WorkerState.DRAINING:
-        return _released(worker, WorkerState.STOPPED, now_s, f"drained, {exit_reason(exit_code, killer)}")
+        return _released(
+            worker, WorkerEvent.SESSION_GONE, now_s, f"drained, {exit_reason(exit_code, killer)}"
+        )
     if worker.state not in (WorkerState.STARTING, WorkerState.READY):
         return worker
     reason = exit_reason(exit_code, killer)
     if exit_code == EXIT_CANNOT_START:
-        return _released(worker, WorkerState.FAILED, now_s, f"can never start ({reason})")
+        return _released(worker, WorkerEvent.GAVE_UP, now_s, f"can never start ({reason})")
     is_stable = worker.state is WorkerState.READY and now_s - worker.since_s >= policy.stable_s
     earlier = () if is_stable else worker.restarts_s
     failures = 0 if is_stable else worker.failures
@@ -87,7 +90,7 @@ def after_exit(
     has_ended = exit_code == EXIT_PROGRAM_ENDED
     if failures or recent >= (policy.max_restarts_of_ended if has_ended else policy.max_restarts):
         why = f"{reason}, after {recent} restarts within {policy.window_s:g} s"
-        failed = _released(worker, WorkerState.FAILED, now_s, reason if failures else why)
+        failed = _released(worker, WorkerEvent.GAVE_UP, now_s, reason if failures else why)
         retry_at_s = now_s + policy.replacement_delay_s(failures, worker.name)
         return replace(failed, failures=failures + 1, retry_at_s=retry_at_s)
     waiting = replace(
@@ -100,7 +103,7 @@ def after_exit(
         failures=failures,
         retry_at_s=now_s + policy.restart_delay_s(len(earlier)),
     )
-    return waiting.moved(WorkerState.BACKOFF, now_s, reason)
+    return waiting.after(WorkerEvent.CRASHED, now_s, reason)
 
 
 _OUT_OF_MEMORY_LINES = (
@@ -124,7 +127,7 @@ def shows_out_of_memory(last_lines: str) -> bool:
 def after_out_of_memory(worker: Worker, now_s: float) -> Worker:
     """Return the worker as failed for lack of memory: it is not started on the same GPUs again."""
     failed = _released(
-        worker, WorkerState.FAILED, now_s, f"{OUT_OF_MEMORY_REASON}: {worker.memory_bytes} bytes"
+        worker, WorkerEvent.GAVE_UP, now_s, f"{OUT_OF_MEMORY_REASON}: {worker.memory_bytes} bytes"
     )
     return replace(failed, failures=worker.failures + 1, retry_at_s=now_s)
 
@@ -139,7 +142,7 @@ def after_process_ended(worker: Worker, now_s: float) -> Worker:
         return replace(worker, url="") if worker.state is WorkerState.STARTING else worker
     if now_s - worker.since_s >= DEFAULT_POLICY.stable_s:
         worker = replace(worker, restarts_s=(), failures=0)
-    return replace(worker, url="").moved(WorkerState.STARTING, now_s, "its process has ended")
+    return replace(worker, url="").after(WorkerEvent.PROCESS_ENDED, now_s)
 
 
 def exit_reason(exit_code: int | None, killer: str = "") -> str:
@@ -173,9 +176,9 @@ def _describe_code(exit_code: int | None) -> str:
         return f"killed by signal {-exit_code}"
 
 
-def _released(worker: Worker, state: WorkerState, now_s: float, why: str) -> Worker:
+def _released(worker: Worker, event: WorkerEvent, now_s: float, why: str) -> Worker:
     released = replace(
         worker, pid=0, started_at=0, instance_id=0, url="", gpus=(), gpu_share=1.0, retry_at_s=0.0
     )
     released = replace(released, memory_bytes=0)
-    return released.moved(state, now_s, why)
+    return released.after(event, now_s, why)

@@ -29,7 +29,7 @@ from dynaplan.contract.gpus import Gpu
 from dynaplan.contract.model_keys import MODEL_MEMORY, ModelReport
 from dynaplan.engines.timing_model.learnt_timing import UNKNOWN_MACHINE, LearntTiming, describe
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.graph.lifecycle import Role, Worker, WorkerState
+from dynaplan.graph.lifecycle import Role, Worker, WorkerEvent, WorkerState
 from dynaplan.planner.learnt_timings import LearntTimings
 from dynaplan.process import process_table
 from dynaplan.process.heartbeats import Heartbeat
@@ -73,7 +73,7 @@ def test_no_other_worker_is(state: Any, shown: str) -> None:
 
 def test_a_worker_that_lost_its_registration_is_not_loading_but_says_so() -> None:
     ready = replace(worker("VllmWorker"), url="http://127.0.0.1:1")
-    lost = row(ready.moved(STARTING, 100.0, "its registration is gone"), 41.2)
+    lost = row(ready.after(WorkerEvent.UNREGISTERED, 100.0), 41.2)
     assert (lost["loading_s"], lost["reason"]) == (None, "its registration is gone")
     assert state_shown(lost) == "starting"
     assert is_lost(lost)
@@ -89,9 +89,7 @@ async def test_a_worker_that_somebody_told_to_leave_is_draining_and_another_that
 
     monkeypatch.setattr("dynaplan.http.probe.get_text", get_text)
     ready = replace(worker("VllmWorker"), pid=7, url="http://ready")
-    drains, hangs = (
-        replace(ready.moved(STARTING, 100.0, "its registration is gone"), name=url, url=url) for url in said
-    )
+    drains, hangs = (replace(ready.after(WorkerEvent.UNREGISTERED, 100.0), name=url, url=url) for url in said)
     assert await read_draining([ready, drains, hangs, worker("VllmWorker", STARTING)]) == {"http://drains"}
     shown = worker_row(replace(drains, pid=0), None, 41.2, is_draining=True)
     assert state_shown(shown).startswith("draining ")

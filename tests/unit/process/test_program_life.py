@@ -136,7 +136,7 @@ def test_the_first_program_was_never_away_and_a_later_one_since_the_last_was_her
 
 
 def test_nothing_follows_the_end() -> None:
-    with pytest.raises(IllegalMove, match="over -> here"):
+    with pytest.raises(IllegalMove, match="arrived while over"):
         life_in(OVER).arrived(11.0)
 
 

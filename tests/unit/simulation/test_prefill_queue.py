@@ -7,7 +7,7 @@ import pytest
 from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.events.dispatch_order import DispatchRule
-from dynaplan.graph.lifecycle import Role, WorkerState
+from dynaplan.graph.lifecycle import Role, WorkerEvent
 from dynaplan.simulation.pools import SimulatedWorker
 from dynaplan.simulation.prefill_queue import SimulatedPrefillQueue
 from dynaplan.simulation.router import SimulatedRouting
@@ -163,7 +163,7 @@ def test_prompts_directed_to_a_worker_that_leaves_go_to_the_others():
     queue = SimulatedPrefillQueue(2)
     queue.ask(other)
     queue.direct("a", leaving)
-    leaving.record = leaving.record.moved(WorkerState.DRAINING, 0.0, "")
+    leaving.record = leaving.record.after(WorkerEvent.TOLD_TO_LEAVE, 0.0)
 
     assert [(each.number, key) for each, key in given_out(queue)] == [(other.number, "a")]
 

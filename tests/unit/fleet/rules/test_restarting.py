@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dynaplan.fleet.rules.restarting import RestartPolicy, after_exit, describe_oom_kills, exit_reason
-from dynaplan.graph.lifecycle import EXIT_CANNOT_START, EXIT_PROGRAM_ENDED, Worker
+from dynaplan.graph.lifecycle import EXIT_CANNOT_START, EXIT_PROGRAM_ENDED, Worker, WorkerEvent
 from tests.unit.fleet.rules.graphs import BACKOFF, DRAINING, FAILED, READY, STARTING, STOPPED, worker
 
 
@@ -20,7 +20,7 @@ def crash(times: int, now_s: float, between_s: float) -> tuple[Worker, list[floa
             break
         delays.append(crashing.retry_at_s - now_s)
         now_s = crashing.retry_at_s + between_s
-        crashing = crashing.moved(STARTING, now_s)
+        crashing = crashing.after(WorkerEvent.DELAY_OVER, now_s)
     return crashing, delays
 
 
@@ -39,7 +39,7 @@ def test_a_command_that_ends_before_it_answers_is_started_three_times() -> None:
     for _ in range(2):
         ended = after_exit(ended, EXIT_PROGRAM_ENDED, 1.0)
         assert ended.state is BACKOFF
-        ended = ended.moved(STARTING, 1.5)
+        ended = ended.after(WorkerEvent.DELAY_OVER, 1.5)
     failed = after_exit(ended, EXIT_PROGRAM_ENDED, 2.0)
     assert failed.state is FAILED
     assert failed.reason == "its program ended before it answered, after 2 restarts within 60 s"
