@@ -29,12 +29,6 @@ SLOT_OPTION, STEP_OPTION = "max-num-seqs", "max-num-batched-tokens"
 KV_OPTION, CONTEXT_OPTION = "kv-total-tokens", "max-model-len"
 BLOCKS_OPTION, BLOCK_OPTION = "num-gpu-blocks-override", "block-size"
 
-HAS_BLOCK_COUNT = frozenset({"sim", "vllm"})
-"""Engines whose KV cache ``num-gpu-blocks-override`` may say."""
-
-HAS_FIXED_SLOTS = frozenset({"llamacpp"})
-"""Engines with a fixed number of request slots, whether or not an option says it."""
-
 
 def engine_sizes(options: Options) -> dict[str, int]:
     """The request slots, and the tokens of a step, of the context and of the KV cache, where options tell.
@@ -46,9 +40,10 @@ def engine_sizes(options: Options) -> dict[str, int]:
         key: _first(options, (*WORKER[key].names.get(engine, ()), *(() if key == KV_OPTION else (key,))))
         for key in (SLOT_OPTION, STEP_OPTION, CONTEXT_OPTION, KV_OPTION)
     }
-    found[KV_OPTION] = found[KV_OPTION] or _kv_tokens_of_blocks(engine, options)
-    if engine in HAS_FIXED_SLOTS:
-        found[SLOT_OPTION] = found[SLOT_OPTION] or WORKER[SLOT_OPTION].engine_defaults[engine]
+    block_tokens = _first(options, (BLOCK_OPTION,)) or SimOptions.block_tokens
+    found[KV_OPTION] = found[KV_OPTION] or _first(options, (BLOCKS_OPTION,)) * block_tokens
+    # An engine with a default of its own has slots whether or not an option says how many.
+    found[SLOT_OPTION] = found[SLOT_OPTION] or WORKER[SLOT_OPTION].engine_defaults.get(engine, 0)
     slots = found[SLOT_OPTION]
     if slots > (found[STEP_OPTION] or SimOptions.batched_tokens):
         found[STEP_OPTION] = slots  # each request that decodes takes one token of a step
@@ -61,12 +56,6 @@ def _first(options: Options, names: Iterable[str]) -> int:
     """The first of these options that is a size; 0 when none is."""
     values = (options.get(name) for name in names)
     return next((size for size in values if type(size) is int and size > 0), 0)
-
-
-def _kv_tokens_of_blocks(engine: str, options: Options) -> int:
-    if engine not in HAS_BLOCK_COUNT:
-        return 0
-    return _first(options, (BLOCKS_OPTION,)) * (_first(options, (BLOCK_OPTION,)) or SimOptions.block_tokens)
 
 
 ROUTER, PROFILE = "router", "profile-results-dir"

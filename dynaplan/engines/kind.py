@@ -41,6 +41,9 @@ class EngineKind(ABC):
     counts_kv_in_tokens = False
     """It states the size of its KV cache in tokens, not in blocks."""
 
+    moves_kv_between_hosts = False
+    """A prompt's KV entries can be taken over from another host, so ``kv-network`` is for it."""
+
     is_dynamo_backend = False
     """Dynamo's operator and NVIDIA's AI Configurator know it, by this name."""
 

@@ -285,6 +285,7 @@ class VllmKind(ServerKind):
     requirement = Requirement("vllm", "vllm", "vllm-command", "vllm")
     needs_whole_context = True
     takes_given_memory = True
+    moves_kv_between_hosts = True
     is_dynamo_backend = True
     metric_names = METRIC_NAMES
     parts = ("VLLM::", "multiprocessing.spawn")  # the engine's core: its server outlives it by some 5 s

@@ -1,8 +1,8 @@
 """Requests to other processes, over kept connections (``connections``): one client for all that ask.
 
-A failure is an ``OSError``, whatever it was: ``NotConnected`` while nothing of the request has left,
-``TimeoutError``, else ``ConnectionError``, also for an answer that is no HTTP. Redirects are not followed,
-and nothing is asked for that would have to be decompressed.
+A failure is an ``OSError``, whatever it was: ``NotConnected`` while nothing of the request has left, also for
+a malformed address; ``TimeoutError``; else ``ConnectionError``, also for an answer that is no HTTP. Redirects
+are not followed, and nothing is asked for that would have to be decompressed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,6 @@ class NotConnected(ConnectionError):
     """No connection came about, so the server knows nothing of the request; ``__cause__`` says more."""
 
 
-class UnexpectedStatus(ConnectionError):
-    """The server answered, and not with status 200."""
-
-
 @dataclass(frozen=True)
 class WholeAnswer:
     """An answer that was read to its end."""
@@ -50,9 +46,9 @@ class WholeAnswer:
         return json.loads(self.body)
 
     def checked(self) -> WholeAnswer:
-        """Return this answer; raises UnexpectedStatus unless its status is 200."""
+        """Return this answer; raises ConnectionError unless its status is 200."""
         if self.status != 200:
-            raise UnexpectedStatus(f"status {self.status}")
+            raise ConnectionError(f"status {self.status}")
         return self
 
 
@@ -133,7 +129,10 @@ class HttpClient:
 
         A GET is sent once more where its kept connection turns out to have been closed.
         """
-        target = target_of(url, method)
+        try:
+            target = target_of(url, method)
+        except ValueError as error:  # the standard library's word for a port or an IPv6 address that is none
+            raise NotConnected(f"malformed address: {error}") from error
         more = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         kept = "" if self._is_kept else "Connection: close\r\n"
         length = f"Content-Length: {len(body)}\r\n" if body or method != "GET" else ""
@@ -163,7 +162,7 @@ class HttpClient:
                 return WholeAnswer(answer.status, answer.headers, await answer.read())
 
     async def get(self, url: str, *, timeout_s: float | None) -> WholeAnswer:
-        """Get what is at that address; raises UnexpectedStatus unless the status is 200."""
+        """Get what is at that address; raises ConnectionError unless the status is 200."""
         return (await self.request("GET", url, timeout_s=timeout_s)).checked()
 
     async def close(self) -> None:

@@ -1,6 +1,7 @@
 """A question for a server's health over a bare socket, for which any answer will do.
 
-Only servers of this host are asked, so that certificates are not checked.
+Only servers of this host are asked, so that certificates are not checked. Beside ``client``, which would cost
+``serve`` 7 MiB for its parser: ``serve`` asks nothing else over HTTP.
 """
 
 from __future__ import annotations

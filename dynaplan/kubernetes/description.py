@@ -298,7 +298,8 @@ def _config(source: ExportSource, sections: Sections) -> str:
     changed: Sections = {}
     for service in scaled:
         section: dict[str, Any] = {SERVICE_ARGS: {"resources": {"gpu": math.ceil(service.gpus)}}}
-        if len(scaled) > 1 and engine_of(section_options(source.config, service.name)) == "vllm":
+        kind = registry.engine_kind(engine_of(section_options(source.config, service.name)))
+        if len(scaled) > 1 and kind.moves_kv_between_hosts:
             section["kv-network"] = True
         changed[service.name] = section
     planner = source.spec.of_role(Role.PLANNER)
@@ -329,7 +330,7 @@ def _about_workers(source: ExportSource, deployment: ExportedDeployment) -> Iter
                 f"{service.name}: the model {model} is a path: the image must have it there, or a volume: "
                 "--volume-claim CLAIM:/PATH"
             )
-        if len(scaled) > 1 and engine != "vllm":
+        if len(scaled) > 1 and not registry.engine_kind(engine).moves_kv_between_hosts:
             yield (
                 f"{service.name}: KV entries of {engine} do not move between pods: decode workers compute "
                 "their prompts themselves. vLLM's move"

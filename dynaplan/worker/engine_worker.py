@@ -17,7 +17,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from dynaplan.config.frontend import routes_by_events
-from dynaplan.config.settings.worker import KV_NETWORK_ENGINE, WorkerSettings, engine_of
+from dynaplan.config.settings.worker import WorkerSettings, engine_of
 from dynaplan.engines import registry
 from dynaplan.engines.kv_events import CARD_KEY, FOLLOWS
 from dynaplan.engines.port import EngineContext
@@ -157,7 +157,7 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
         runtime.spawn(publisher.run(), "KV events")
         if role == "prefill":
             runtime.describe(**{PREFILL_WORKER_QUEUE: runtime.worker_name})
-    is_able = engine_of(runtime.settings) == KV_NETWORK_ENGINE
+    is_able = registry.engine_kind(engine_of(runtime.settings)).moves_kv_between_hosts
     if settings.kv_network and is_able and not is_loopback(host_of(runtime.url)):
         runtime.describe(kv_network=True)
     runtime.engine_url = engine.url

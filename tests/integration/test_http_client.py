@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from dynaplan.http.client import HttpClient, NotConnected, UnexpectedStatus, get
+from dynaplan.http.client import HttpClient, NotConnected, get
 from dynaplan.http.limits import ConnectionLimits
 from dynaplan.http.messages import Request, Response
 from dynaplan.http.server import HttpServer
@@ -69,13 +69,19 @@ async def test_a_get_whose_kept_connection_was_closed_meanwhile_is_sent_again(
 
 async def test_only_status_200_is_an_answer_to_get(url: str) -> None:
     assert (await get(url, "t", timeout_s=5)).json() == ["GET", "Bearer t", ""]
-    with pytest.raises(UnexpectedStatus, match="404"):
+    with pytest.raises(ConnectionError, match="404"):
         await get(f"{url}/refuses", timeout_s=5)
 
 
 async def test_where_nobody_listens_nothing_has_left() -> None:
     with bound_socket("127.0.0.1", 0) as unused, pytest.raises(NotConnected):
         await get(url_of(*unused.getsockname()), timeout_s=5)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:many/", "http://[::1/", "http://127.0.0.1:99999/", ""])
+async def test_a_malformed_address_is_a_failure_like_any_other(address: str) -> None:
+    with pytest.raises(NotConnected):
+        await get(address, timeout_s=5)
 
 
 async def test_an_answer_that_does_not_come_in_time_is_a_timeout_and_its_connection_is_closed(

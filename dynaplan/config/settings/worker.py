@@ -250,9 +250,6 @@ def engine_of(options: Mapping[str, Any]) -> str:
     return str(options.get("engine") or WorkerSettings.engine)
 
 
-KV_NETWORK_ENGINE = "vllm"
-"""The engine whose KV entries can move between hosts."""
-
 SIMULATED = WorkerSettings.engine
 """The engine of a worker that does not say one; its every option is known."""
 

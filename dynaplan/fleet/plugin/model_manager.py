@@ -26,6 +26,7 @@ from dynaplan.contract.model_keys import (
     ModelOrders,
     planned_workers_in,
 )
+from dynaplan.engines.registry import engine_kind
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.plugin.document import Statefile
 from dynaplan.fleet.plugin.host_memory import HostMemoryPoll, ReadHost, is_in_memory, read_host_memory
@@ -52,9 +53,6 @@ from dynaplan.util.errors import StatefileUnwritable
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-MEASURED_BY_DRIVER = ("command", "llamacpp")
-"""The engines that take what their model needs, whatever they were given: the others take what they got."""
 
 
 class ModelManager:
@@ -171,7 +169,7 @@ def deployed_models(launch: Launch, startup_times: StartupTimes) -> DeployedMode
         pool.component
         for each in models
         for pool in each.pools
-        if engine_of(launch.settings_of(pool.component)) in MEASURED_BY_DRIVER
+        if not engine_kind(engine_of(launch.settings_of(pool.component))).takes_given_memory
     )
     return DeployedModels(
         models,
