@@ -14,9 +14,12 @@ Sources: llama.cpp (build 10434) and vLLM 0.32 (CPU) as read from running server
 and llama.cpp count a prompt's tokens once it is computed whole.
 
 **Spans.** An equation covers the time from one reading to a later one: at least ``MIN_SPAN_S``, and until
-``MIN_STEPS`` steps or a prompt were counted, so that the steps that its ends cut are few. Where an engine
-does not count its time at work, it counts as at work throughout if each reading of the span found a request
-running; else the span is dropped. The context read by a step is the KV in use, in the mean of two readings.
+``MIN_STEPS`` steps or a prompt were counted, so that the steps that its ends cut are few. An end does not cut
+a prompt that is counted once it is whole, where the engine tells that one is being computed (llama.cpp's
+slots), unless the span is ``LONG_SPAN_S`` long: the part would have its time in one equation and its tokens
+in another, which doubled the error on a recording of llama.cpp. Where an engine does not count its time at
+work, it counts as at work throughout if each reading of the span found a request running; else the span is
+dropped. The context read by a step is the KV in use, in the mean of two readings.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from dynaplan.engines.timing_model.learnt_timing import StepCounts
 from dynaplan.util.documents import number_field
 
 MIN_SPAN_S = 0.9
+LONG_SPAN_S = 10.0
 MAX_SPAN_S = 60.0
 MIN_STEPS = 10
 """Steps in a span below which it goes on: the two that its ends cut would be too large a part."""
@@ -40,6 +44,7 @@ class EngineCounters:
 
     ``kv_tokens`` are those in use at that moment, of ``kv_capacity_tokens`` (0: not told). ``steps`` and
     ``busy_s`` are 0 where the engine does not count them: the requests that run then tell both.
+    ``unfinished_prompts`` are computed at that moment, and not counted yet.
     """
 
     at_s: float = 0.0
@@ -50,6 +55,7 @@ class EngineCounters:
     busy_s: float = 0.0
     kv_tokens: float = 0.0
     kv_capacity_tokens: float = 0.0
+    unfinished_prompts: float = 0.0
 
     def to_json(self) -> dict[str, float]:
         return {name: value for name, value in asdict(self).items() if value}
@@ -82,15 +88,26 @@ class EngineSpans:
         self._kv_token_steps += steps * (last.kv_tokens + now.kv_tokens) / 2
         self._steps += steps
         self._last = now
-        passed_s = now.at_s - begin.at_s
         is_busy = now.busy_s > 0 or (self._was_running and running > 0)
-        has_prompt = now.prompt_tokens > begin.prompt_tokens
-        has_enough = self._steps >= (1 if has_prompt else MIN_STEPS)
-        if is_busy and (passed_s < MIN_SPAN_S or (not has_enough and passed_s < MAX_SPAN_S)):
+        if is_busy and self._goes_on(begin, now):
             return None
-        found = self._equation(begin, now) if is_busy and has_enough else None
+        found = self._equation(begin, now) if is_busy and self._is_whole(begin, now) else None
         self._restart(now, running)
         return found
+
+    def _goes_on(self, begin: EngineCounters, now: EngineCounters) -> bool:
+        if begin.unfinished_prompts and not now.unfinished_prompts:
+            return False  # now is a better beginning, unless it is an end already
+        passed_s = now.at_s - begin.at_s
+        return passed_s < MIN_SPAN_S or (passed_s < MAX_SPAN_S and not self._is_whole(begin, now))
+
+    def _is_whole(self, begin: EngineCounters, now: EngineCounters) -> bool:
+        """Tell whether what the ends of the span cut is a small part of it."""
+        has_prompt = now.prompt_tokens > begin.prompt_tokens
+        cuts_a_prompt = begin.unfinished_prompts > 0 or now.unfinished_prompts > 0
+        if cuts_a_prompt and not (has_prompt and now.at_s - begin.at_s >= LONG_SPAN_S):
+            return False
+        return self._steps >= (1 if has_prompt else MIN_STEPS)
 
     def _equation(self, begin: EngineCounters, end: EngineCounters) -> StepCounts:
         busy_s = end.busy_s - begin.busy_s if end.busy_s else end.at_s - begin.at_s

@@ -20,7 +20,7 @@ from dynaplan.config.settings.worker import engine_of
 from dynaplan.engines.engine_counters import EngineSpans
 from dynaplan.engines.machine_speed import find_machine, prior_line
 from dynaplan.engines.model_memory import memory_need
-from dynaplan.engines.timing_model.learnt_timing import UNKNOWN_MACHINE, LearntTiming, StepLearner, StepLine
+from dynaplan.engines.timing_model.learnt_timing import MEASURED_SPREAD, LearntTiming, StepLearner, StepLine
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.learnt_files import LearntOf, learnt_dir, learnt_of, read_file, write_file
@@ -30,9 +30,6 @@ from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel
 log = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 60.0
-
-PROFILE_SPREAD = 0.5
-"""The deviation of a profile's coefficients, as a part of them: it was measured, though perhaps elsewhere."""
 
 
 @dataclass
@@ -126,11 +123,11 @@ def learning_of(
         of = learnt_of(config, component, machine, gpus, role.value) if options else None
         if is_needed:
             need = memory_need(engine_of(options), options, gpus) if options else None
-            learner = StepLearner(prior_line(need, machine, gpus) if options else UNKNOWN_MACHINE)
+            learner = StepLearner(prior_line(need, machine, gpus))
         else:
             kind = kinds[role]
             line = StepLine.through(kind.timing, kind.kv_tokens)
-            learner = StepLearner(line, kind.timing, PROFILE_SPREAD)
+            learner = StepLearner(line, kind.timing, MEASURED_SPREAD)
         roles[role] = RoleLearning(learner, of)
     return StepLearning(roles, learnt_dir(os.environ), is_needed=is_needed)
 

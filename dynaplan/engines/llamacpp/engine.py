@@ -127,7 +127,13 @@ class LlamaCppEngine(ServerEngine):
         self._context_tokens = min(tokens, default=0)
         counters = signals.counters
         if counters:
-            counters = replace(counters, kv_tokens=sum(used_tokens), kv_capacity_tokens=all_tokens)
+            unfinished = sum(slot.is_computing and slot.decoded_tokens == 0 for slot in slots)
+            counters = replace(
+                counters,
+                kv_tokens=sum(used_tokens),
+                kv_capacity_tokens=all_tokens,
+                unfinished_prompts=unfinished,
+            )
         return replace(
             signals,
             counters=counters,

@@ -228,6 +228,7 @@ class Slot:
     """One slot of the engine; while it does not compute, its ``used_tokens`` are only a cache.
 
     ``last_task`` is the number of its last task, which rises over all slots; -1 for a slot not used yet.
+    ``decoded_tokens`` are 0 while it computes a prompt, -1 where the engine does not say.
     """
 
     number: int
@@ -235,6 +236,7 @@ class Slot:
     context_tokens: int
     used_tokens: int
     last_task: int = -1
+    decoded_tokens: int = -1
 
 
 class Moved(NamedTuple):
@@ -392,6 +394,13 @@ def _slots(text: str) -> list[Slot]:
             whole_field(each, "n_ctx"),
             whole_field(each, "n_prompt_tokens", 0),
             task if type(task := each.get("id_task")) is int else -1,
+            _decoded_tokens(each.get("next_token")),
         )
         for each in json.loads(text)
     ]
+
+
+def _decoded_tokens(next_token: object) -> int:
+    """Read ``next_token``: a mapping, in a list of one where slots may draft several."""
+    found = next_token[0] if isinstance(next_token, list) and next_token else next_token
+    return whole_field(found, "n_decoded", -1) if isinstance(found, Mapping) else -1

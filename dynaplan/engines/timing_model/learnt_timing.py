@@ -54,8 +54,11 @@ from dynaplan.engines.timing_model.step_timing import StepTiming
 NOISE = 0.1
 """The usual error of one equation, as a part of its time."""
 
-SPREAD = 4.0
-"""The deviation of a prior's coefficient, as a multiple of it: a fifth of the truth is one deviation off."""
+SPREAD = 10.0
+"""The deviation of a guessed coefficient, as a multiple of it: one that is too small holds on the longest."""
+
+MEASURED_SPREAD = 0.5
+"""That of one that was measured, though perhaps elsewhere: of a profile, or of what was learnt last time."""
 
 HALF_LIFE = 300.0
 """Equations after which one counts half: five minutes of a worker that is always busy."""
@@ -281,6 +284,7 @@ class StepLearner:
     def begin_with(self, before: LearntTiming) -> None:
         """Go on from what was learnt last time: it counts as ``MIN_EQUATIONS`` equations and as the prior."""
         self.prior = StepLine(*(max(value, MIN_SHARE) for value in before.line.coefficients))
+        self.spread = MEASURED_SPREAD
         self._known = LearntTiming(
             **{name: getattr(before, name) for name in LearntTiming.__slots__ if name != "prior"},
             prior=before.prior,

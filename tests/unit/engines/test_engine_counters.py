@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,35 @@ def test_a_long_prompt_ends_a_span_when_it_is_computed() -> None:
     waiting = [(counters(10.0 + second, 100), 1) for second in range(7)]
     [found] = read([*waiting, (counters(17.0, 101, prompt_tokens=2100.0), 1)])
     assert (found.busy_ms, found.prompt_tokens) == (7000.0, 2000.0)
+
+
+def with_prompt(at_s: float, steps: float, prompt_tokens: float = 100.0) -> EngineCounters:
+    """While a prompt is computed that is counted once it is whole."""
+    return replace(counters(at_s, steps, prompt_tokens=prompt_tokens), unfinished_prompts=1.0)
+
+
+def test_a_span_ends_with_the_prompt_that_is_computed_at_its_end() -> None:
+    [found] = read(
+        [(counters(10, 100), 4), (with_prompt(11, 120), 4), (counters(12, 125, prompt_tokens=900.0), 4)]
+    )
+    assert (found.busy_ms, found.steps, found.prompt_tokens) == (2000.0, 25, 800)
+
+
+def test_a_span_begins_after_the_prompt_that_is_computed_at_its_beginning() -> None:
+    [found] = read(
+        [
+            (with_prompt(10, 100), 4),
+            (counters(12, 105, prompt_tokens=900.0), 4),
+            (counters(13, 205, prompt_tokens=900.0), 4),
+        ]
+    )
+    assert (found.busy_ms, found.steps, found.prompt_tokens) == (1000.0, 100, 0)
+
+
+def test_where_prompts_never_cease_a_long_span_may_cut_one() -> None:
+    readings = [(with_prompt(10 + second, 100 + second, 100.0 * second), 1) for second in range(12)]
+    [found] = read(readings)
+    assert (found.busy_ms, found.prompt_tokens) == (10_000.0, 1000)
 
 
 def test_the_same_reading_twice_says_nothing() -> None:
