@@ -255,6 +255,11 @@ class FrontendModels:
                 each.queue.follow_fleet(fleet)
                 each.router.wake_waiting()
 
+    def follow_running_limits(self, prefix: str, keys: Mapping[str, str]) -> None:
+        """Take over what planners publish: below the prefix the limit of each component."""
+        for each in self.all:
+            each.router.places.follow(keys.get(prefix + each.component, ""))
+
 
 def on_demand_model(
     model: ServedModel,
@@ -278,6 +283,7 @@ def on_demand_model(
         stalled=stalled,
         limit=own.concurrency_limit or 0,
         turns=turns_of(settings),
+        frontends=settings.frontends,
     )
     return FrontendModel(
         model.name,

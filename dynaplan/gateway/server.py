@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +22,7 @@ from dynaplan.config.settings.keys import KeySettings
 from dynaplan.config.settings.models import ServedModel
 from dynaplan.contract.absence import read_absence
 from dynaplan.contract.counts import FleetCounts
+from dynaplan.contract.running_limits import running_limits_prefix
 from dynaplan.contract.store_keys import fleet_key
 from dynaplan.gateway import timing
 from dynaplan.gateway.admission import Admission
@@ -146,17 +148,7 @@ class FrontendServer:
         self._stalled = StalledWorkers(self._upstream, self._sleeping, settings.migration_stall_s)
         routing = on_demand_settings(settings) if settings.models else settings
         self._inputs = FrontendRouterInputs(runtime, routing)
-        self._router = WorkerRouter(
-            runtime.discovery,
-            settings.decode_component,
-            routing,
-            self._inputs,
-            fleet=self.fleet,
-            sleeping=self._sleeping,
-            stalled=self._stalled,
-            metrics=self._metrics.router,
-            turns=turns_of(settings),
-        )
+        self._router = self._new_router(routing)
         self.prefill = RemotePrefill(
             runtime,
             settings,
@@ -173,6 +165,21 @@ class FrontendServer:
         self._routes.page = self._page.handle if self._page else None
         self._server = self._client_server()
         self._kept: KeptConnections | None = None
+
+    def _new_router(self, routing: FrontendSettings) -> WorkerRouter:
+        """Return the router of all workers, for a frontend whose models are not loaded on request."""
+        return WorkerRouter(
+            self._runtime.discovery,
+            self._settings.decode_component,
+            routing,
+            self._inputs,
+            fleet=self.fleet,
+            sleeping=self._sleeping,
+            stalled=self._stalled,
+            metrics=self._metrics.router,
+            turns=turns_of(self._settings),
+            frontends=self._settings.frontends,
+        )
 
     def _new_models(self) -> FrontendModels:
         """Return the models that are loaded on request; without any the one of all workers."""
@@ -281,6 +288,8 @@ class FrontendServer:
             self._runtime.spawn(self._keyring.follow(), "follow keys")
             self._runtime.spawn(self._keyring.usage.run(), "write usage of keys")
         self._follow(fleet_key(self._runtime.namespace), self._read_fleet, "follow fleet")
+        limits = running_limits_prefix(self._runtime.namespace)
+        self._follow(limits, partial(self._models.follow_running_limits, limits), "follow running limits")
         self._follow(self._sleeping.prefix, self._sleeping.follow, "follow sleeping")
         if self._models.are_on_demand:
             orders = SLEEP.prefix(self._runtime.namespace)

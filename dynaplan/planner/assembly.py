@@ -36,6 +36,7 @@ from dynaplan.planner.recorders.gauges import GaugesRecorder
 from dynaplan.planner.recorders.tensorboard import TensorBoardRecorder
 from dynaplan.planner.sizing.error_budget import decay_budget
 from dynaplan.planner.timing import FIRST_WAITING_LOG_S, WAITING_LOG_S
+from dynaplan.planner.virtual.tuning_publisher import TuningPublisher
 from dynaplan.process import process_table
 from dynaplan.process.heartbeats import LATE_AFTER_S, HeartbeatFiles
 from dynaplan.store import connections
@@ -233,6 +234,7 @@ class AssembledPlanner:
         traffic: TrafficObserver | None = None,
         backtester: LiveBacktester | None = None,
         end: Callable[[], Awaitable[None]] | None = None,
+        publisher: TuningPublisher | None = None,
     ) -> None:
         self.loop = loop
         self.connector = connector
@@ -241,11 +243,12 @@ class AssembledPlanner:
         self._recorders = recorders
         self._traffic = traffic
         self._backtester = backtester
+        self._publisher = publisher
         self._end = end
 
     async def close(self) -> None:
         """Close the connections to workers, frontends and a cluster, and then the files."""
-        parts = (self._observer, self._traffic, self._backtester)
+        parts = (self._observer, self._traffic, self._backtester, self._publisher)
         ends = [self._end, *(part.close for part in parts if part)]
         try:
             for failure in await asyncio.gather(*(end() for end in ends if end), return_exceptions=True):
@@ -258,7 +261,7 @@ class AssembledPlanner:
 
 def make_planner(
     settings: PlannerSettings,
-    store: KeyValueStore,
+    store: Store,
     discovery: Discovery,
     messenger: Callable[[], Awaitable[Messenger]],
     clock: Clock,
@@ -292,20 +295,19 @@ def make_planner(
     if settings.is_by_targets and settings.sizing != "formula":
         evidence = restore_evidence(records, settings, now)
         backtester = _backtester(settings, evidence, model)
+    publisher = TuningPublisher(store, settings, clock)
     loop = PlannerLoop(
-        settings,
-        observer,
-        connector,
-        recorders,
-        clock,
+        *(settings, observer, connector, recorders, clock),
         model=sla_model,
         traffic=traffic,
         backtester=backtester,
         beat=beat,
         state=state,
         own_policy=load_own_policy(settings),
+        publisher=publisher,
     )
-    return AssembledPlanner(loop, connector, observer, recorders, gauges.read, traffic, backtester, end)
+    parts = traffic, backtester, end, publisher
+    return AssembledPlanner(loop, connector, observer, recorders, gauges.read, *parts)
 
 
 def _point_to(log_dir: Path, log_root: Path) -> None:

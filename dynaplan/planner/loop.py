@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from dynaplan.contract.counts import Sample
     from dynaplan.contract.store_keys import DesiredCounts
     from dynaplan.planner.backtesting.backtester import LiveBacktester
-    from dynaplan.planner.model import AverageLoad, PlannerState
+    from dynaplan.planner.model import AverageLoad, PlannerState, Tuning
     from dynaplan.planner.observer import Observer, TrafficObserver
     from dynaplan.planner.ports import Connector, Recorder
     from dynaplan.planner.rules.decision import OwnPolicy
     from dynaplan.planner.rules.sla_policy import PerformanceModel
+    from dynaplan.planner.virtual.tuning_publisher import TuningPublisher
     from dynaplan.util.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -61,8 +62,10 @@ class PlannerLoop:
         beat: Callable[[float], None] = lambda every_s: None,
         state: PlannerState | None = None,
         own_policy: OwnPolicy | None = None,
+        publisher: TuningPublisher | None = None,
     ) -> None:
         self._settings = settings
+        self._publisher = publisher
         self._observer = observer
         self._connector = connector
         self._recorders = recorders
@@ -204,6 +207,11 @@ class PlannerLoop:
         for recorder in self._recorders:
             recorder.record_decision(record)
         self._failure = ""
+
+    async def tune(self, tuning: Tuning) -> None:
+        """Publish the tuning; with ``no-operation`` it is only recorded."""
+        if self._publisher and not self._settings.no_operation:
+            await self._publisher.publish(tuning)
 
     async def apply(self, decision: Decision) -> bool:
         """Ask the connector for the desired counts; with ``no-operation`` nothing is asked for."""

@@ -15,6 +15,7 @@ from typing import Any
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.contract.holds import RoleHolds
+from dynaplan.contract.running_limits import RunningLimit
 from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.contract.traffic import Lengths, Traffic, lengths_of, without_usual_bounds
 from dynaplan.planner.learnt_timings import LearntTimings
@@ -376,13 +377,26 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """What the planner has set of running workers; what is None is as it is configured."""
+
+    running_limit: RunningLimit | None = None
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Tuning:
+        """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
+        limit = document.get("running_limit")
+        return cls(**{**document, "running_limit": RunningLimit(**limit) if limit else None})
+
+
+@dataclass(frozen=True)
 class PlannerState:
     """All memory between two decisions.
 
     ``decode_grace_left`` is the number of coming intervals in which no decode worker is removed.
     ``pending_id`` is the decision that was not acknowledged in the last interval, -1 for none, and
     ``pending_since_s`` when it was first seen so (monotonic). ``corrections`` compare engines with their
-    profile. ``error_budget`` is what may still miss.
+    profile. ``error_budget`` is what may still miss, ``tuning`` what is set besides numbers of workers.
     """
 
     decode_grace_left: int = 0
@@ -390,10 +404,18 @@ class PlannerState:
     pending_since_s: float = 0.0
     corrections: Corrections = field(default_factory=Corrections)
     error_budget: ErrorBudget = field(default_factory=ErrorBudget)
+    tuning: Tuning = field(default_factory=Tuning)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that ``from_json`` reads back, without a tuning that sets nothing."""
+        document = asdict(self)
+        if self.tuning == Tuning():
+            del document["tuning"]
+        return document
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PlannerState:
-        """Read the mapping that ``dataclasses.asdict`` makes; KeyError or TypeError for another."""
+        """Read the mapping that ``to_json`` makes; KeyError or TypeError for another."""
         budget = document.get("error_budget", {})
         return cls(
             **{
@@ -402,6 +424,7 @@ class PlannerState:
                 "error_budget": ErrorBudget(
                     budget.get("ttft_requests", 0.0), budget.get("itl_requests", 0.0)
                 ),
+                "tuning": Tuning.from_json(document.get("tuning", {})),
             }
         )
 
@@ -439,10 +462,10 @@ class DecisionRecord:
             "wall_time": self.wall_time,
             "fingerprint": fingerprint(self.settings),
             "settings": self.settings.to_options(),
-            "state": asdict(self.state),
+            "state": self.state.to_json(),
             "observation": self.observation.to_json(),
             "decision": self.decision.to_json(),
-            "next_state": asdict(self.next_state),
+            "next_state": self.next_state.to_json(),
         }
 
     @classmethod

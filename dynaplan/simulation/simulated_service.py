@@ -9,7 +9,7 @@ nothing changes it. So thousands of decode steps cost one call.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.config.settings.worker import WorkerSettings
 from dynaplan.contract.counts import PoolSizes, Sample
+from dynaplan.contract.running_limits import RunningLimit
 from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest, EngineSettings
 from dynaplan.engines.timing_model.step_timing import StepTiming, hand_off_s
@@ -25,6 +26,7 @@ from dynaplan.events.dispatch_order import DispatchRule, UsualTime, deadline_s
 from dynaplan.graph.lifecycle import Role
 from dynaplan.routing.booking import BookEntry
 from dynaplan.routing.disaggregation import PrefillPlace, place_prefill
+from dynaplan.routing.running_places import free_places, is_held_back
 from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.pools import CacheChanges, Pools, SimulatedEngine, SimulatedWorker
@@ -38,6 +40,9 @@ begun by then, without that prompt."""
 
 NEVER_S = 1e6
 """Seconds in which every request that a decode engine has ends: eleven days."""
+
+LOOK_FOR_PLACE_S = 0.01
+"""Seconds between two looks for the place of a request that is held back: decode engines tell of no end."""
 
 UNLIMITED_QUEUE = 1_000_000
 """A length of a queue, in requests, that no simulation reaches: the queue has no limit."""
@@ -99,6 +104,9 @@ class SimulatedService:
         self._count = 0
         self._waiting = 0
         self._without_worker: deque[str] = deque()
+        self.running_limit: RunningLimit | None = None
+        self._held_back: deque[str] = deque()
+        self._is_looking = False
         rule = DispatchRule.of(settings.disaggregation)
         self._prefills = SimulatedPrefillQueue(settings.concurrent_prefills, rule)
         self._rest = UsualTime()
@@ -205,10 +213,13 @@ class SimulatedService:
         self.advance_decoders(self.now_s)
         return self._waiting >= most
 
-    def _route(self, key: str) -> None:
+    def _route(self, key: str, *, may_wait: bool = True) -> None:
         request = self._requests[key]
         if not self.pools.decoders:
             self._without_worker.append(key)
+            return
+        limit = self.running_limit
+        if limit and may_wait and self._hold_back(key, limit):
             return
         hit_rate = self._book(request)
         place = place_prefill(
@@ -225,11 +236,46 @@ class SimulatedService:
         else:
             self._submit(key, request, is_remote=False)
 
+    def _hold_back(self, key: str, limit: RunningLimit) -> bool:
+        """Have the request wait in front of the workers, as a live frontend does; False where it need not."""
+        self.advance_decoders(self.now_s)
+        if not is_held_back(limit, self._running(), len(self._held_back)):
+            return False
+        self._held_back.append(key)
+        if not self._is_looking:
+            self._look_later(key)
+        self._schedule(self.now_s + limit.wait_s, self._end_wait, key)
+        return True
+
+    def _running(self) -> list[int]:
+        return [worker.book.in_flight for worker in self.pools.decoders]
+
+    def _look_later(self, key: str) -> None:
+        self._is_looking = True
+        self._schedule(self.now_s + LOOK_FOR_PLACE_S, self._look_for_places, key)
+
+    def _look_for_places(self, _: str) -> None:
+        """Send the requests that have a place by now; look again while others wait."""
+        self._is_looking = False
+        self.advance_decoders(self.now_s)
+        limit = self.running_limit
+        while self._held_back and (limit is None or free_places(limit, self._running())):
+            self._end_wait(self._held_back[0])
+        if self._held_back:
+            self._look_later(self._held_back[0])
+
+    def _end_wait(self, key: str) -> None:
+        if key in self._held_back:
+            self._held_back.remove(key)
+            self._route(key, may_wait=False)
+
     def _book(self, request: _Request) -> float:
         """Book the request at the router's choice; return the part of its prompt that is cached there."""
         if self._router.needs_present:
             self.advance_decoders(self.now_s)
-        workers = self.pools.decoders
+        workers: Sequence[SimulatedWorker] = self.pools.decoders
+        if limit := self.running_limit:
+            workers = [each for each in workers if each.book.in_flight < limit.most] or workers
         request.decode, request.entry = self._router.book(request.traced.block_hashes, workers, self.now_s)
         return request.entry.prefix_hit_rate
 

@@ -22,7 +22,7 @@ from dynaplan.store.instances import Instance
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.polling import eventually
 
-CALLS_OF_REQUEST = 266
+CALLS_OF_REQUEST = 267
 """A chat with a stream of two events, round-robin, everything as it is by default."""
 
 CALLS_OF_EVENT = 7

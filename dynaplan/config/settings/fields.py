@@ -38,6 +38,9 @@ class Texts(list[str]):
     """The kind of an option that is a list of short texts, or one text with commas between them."""
 
 
+OFF = "off"
+"""The choice of an option that does nothing."""
+
 READ, WRITTEN = "read", "written"
 """The values of ``path``: a file or directory that is read (or the name of a shipped one), or written."""
 
@@ -55,7 +58,8 @@ class Option(NamedTuple):
 
     - ``name`` is its key in kebab-case, ``kind`` the type of its value (``object``: any)
     - ``minimum`` and ``maximum`` bound a number and are allowed themselves; ``above`` and ``below`` are not
-    - ``choices`` are its values; with ``or_function`` a function of the user's, ``MODULE:NAME``, is one, too
+    - ``choices`` are its values; with ``or_function`` a function of the user's, ``MODULE:NAME``, is one, too,
+      with ``or_count`` a whole number from 1 on
     - ``default_text`` is the default in words, where the value does not tell it
     - ``engine`` is the only engine that has it, empty for all others; ``names`` are an engine's own names for
       it; ``engine_defaults`` is an engine's default, where that is its own; ``removed`` says for an engine
@@ -76,6 +80,7 @@ class Option(NamedTuple):
     below: float | None = None
     choices: tuple[str, ...] = ()
     or_function: bool = False
+    or_count: bool = False
     default_text: str = ""
     path: str = ""
     engine: str = ""
@@ -111,7 +116,8 @@ class Option(NamedTuple):
 
     @property
     def _choices_text(self) -> str:
-        return ", ".join(self.choices) + (", or MODULE:FUNCTION" if self.or_function else "")
+        count = ", or a whole number from 1 on" if self.or_count else ""
+        return ", ".join(self.choices) + (", or MODULE:FUNCTION" if self.or_function else count)
 
     @property
     def help(self) -> str:
@@ -128,6 +134,12 @@ class Option(NamedTuple):
             value = _parse_text(value, self.kind)
         if self.or_function and isinstance(value, str) and FUNCTION.fullmatch(value):
             return value
+        if self.or_count and is_text and str(value).isdecimal():
+            value = int(value)
+        if self.or_count and type(value) is int and value >= 1:
+            return value
+        if value is False and OFF in self.choices:  # as YAML reads the word
+            return OFF
         if self.choices and isinstance(value, str):
             value = kebab(value)
         if isinstance(value, str) and self.kind in (Duration, Size):

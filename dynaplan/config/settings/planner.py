@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
-from dynaplan.config.settings.fields import NO_EFFECT, READ, WRITTEN, Settings, kebab, option
+from dynaplan.config.settings.fields import NO_EFFECT, OFF, READ, WRITTEN, Settings, kebab, option
 from dynaplan.config.settings.frontend import ROUTERS, ComponentSettings
 from dynaplan.config.settings.servers import MessagingSettings
 from dynaplan.util.errors import ConfigError
 
 SIZINGS = ("queueing", "formula")
 """Ways of sizing: the queueing model, or the formulas of Dynamo's planner."""
+
+AUTO = "auto"
+"""The choice of an option whose value the planner computes."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,12 @@ class SlaSettings(Settings):
     )
     no_correction: bool = option(False, "Trust the profile: do not compare it with what is measured")
     sizing: str = option("queueing", "How workers are counted", choices=SIZINGS)
+    max_running_requests: str | int = option(
+        OFF,
+        "Requests that run at once on a worker; others wait in the frontend where the TTFT has room",
+        choices=(OFF, AUTO),
+        or_count=True,
+    )
 
     def targets(self) -> SlaTargets:
         return SlaTargets(self.ttft_ms, self.itl_ms, self.ttft_percentile, self.itl_percentile)
@@ -298,6 +307,11 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
                     f"{name} is {value_ms:g}: {value_ms:g} ms is no target that anybody means",
                     hint=f"Write {name}: {value_ms * 1000:g}, if it is in seconds, as old examples have it.",
                 )
+        if self.max_running_requests != OFF and (not self.is_by_targets or self.sizing == "formula"):
+            raise ConfigError(
+                f"max-running-requests is {self.max_running_requests}, and no target is planned for",
+                hint="Expected policy: sla or both, with sizing: queueing. Or leave it out.",
+            )
         self._require_order("decode-kv-scale-down-threshold", "decode-kv-scale-up-threshold")
         self._require_order("prefill-queue-scale-down-threshold", "prefill-queue-scale-up-threshold")
         if self.min_endpoint is None:

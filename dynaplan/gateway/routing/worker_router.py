@@ -19,6 +19,7 @@ from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, RouterInpu
 from dynaplan.gateway.kv_routing.tokenizing import prompt_blocks, token_fault
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker
 from dynaplan.gateway.router_metrics import RouterMetrics
+from dynaplan.gateway.routing.running_places import RunningPlaces
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.stalled_workers import StalledWorkers
 from dynaplan.gateway.routing.turns import Turn, Turns
@@ -84,6 +85,8 @@ class WorkerRouter:
 
     An instance gets no more than ``limit`` requests at a time, as many as come where that is 0: who finds all
     of them full waits, in the order of arrival. With ``turns`` requests that bear keys wait for theirs.
+    ``places`` holds requests back in front of workers that run as many as a planner wants; this frontend is
+    one of ``frontends``.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class WorkerRouter:
         metrics: RouterMetrics | None = None,
         limit: int = 0,
         turns: Turns | None = None,
+        frontends: int = 1,
     ) -> None:
         self._discovery = discovery
         self._component = component
@@ -112,6 +116,7 @@ class WorkerRouter:
         self._metrics = metrics
         self._limit = limit
         self.turns = turns
+        self.places = RunningPlaces(frontends, self._running)
         self._sleeping = sleeping
         self._stalled = stalled
         if sleeping:
@@ -142,6 +147,8 @@ class WorkerRouter:
 
     def book_at_once(self, turn: Turn | None = None) -> Booking | None:
         """Book the request at a worker that can take it now; None without one. Not in the mode ``kv``."""
+        if self.places.limit and not turn and self.places.hold_back():
+            return None
         return self._book_now(NO_BLOCKS, turn)
 
     async def book(
@@ -163,6 +170,8 @@ class WorkerRouter:
         while True:
             if self._prefixes and not blocks.tokens and self.instances:
                 blocks = await prompt_blocks(call, self.instances[0].card, self._inputs.tokenizers)
+            if self.places.limit and not turn:
+                await self.places.wait()
             booking = self._book_now(blocks, turn)
             if booking:
                 return booking
@@ -225,11 +234,29 @@ class WorkerRouter:
         self._book_of(instance).avoid_until_s = self._loop.time() + timing.AVOID_WORKER_S
 
     def _book_now(self, blocks: PromptBlocks, turn: Turn | None = None) -> Booking | None:
-        instances = self.instances
-        if not instances:
+        now_s, books = self._loop.time(), self._books
+        usable = self._usable(now_s)
+        if not usable:
             return None
-        now_s = self._loop.time()
-        books, asleep = self._books, self._sleeping.ids if self._sleeping else ()
+        if turn and not (usable := turn.open_among(usable, books)):
+            return None
+        if limit := self.places.limit:
+            usable = [each for each in usable if books[each.instance_id].in_flight < limit.most] or usable
+        if not self._prefixes:
+            return self._enter(self._choose(usable, {}, 0), NO_BLOCKS, 0, turn)
+        overlaps = self._prefixes.overlaps(blocks, self._books, now_s)
+        chosen = self._choose(usable, overlaps, len(blocks.hashes))
+        self._inputs.record_prompt(blocks, chosen.instance_id, now_s)
+        overlap = overlaps.get(chosen.instance_id, 0)
+        if self._metrics:
+            most = max((overlaps.get(each.instance_id, 0) for each in usable), default=0)
+            self._metrics.observe_choice(len(blocks.hashes), overlap, most)
+        return self._enter(chosen, blocks, overlap, turn)
+
+    def _usable(self, now_s: float) -> list[Instance]:
+        """Return the instances that may get a request now, whatever the planner's limit."""
+        instances, books = self.instances, self._books
+        asleep = self._sleeping.ids if self._sleeping else ()
         usable = [
             each
             for each in instances
@@ -241,20 +268,11 @@ class WorkerRouter:
             lively = [each for each in instances if each.instance_id not in stalled]
             if any(each.instance_id not in asleep for each in lively):  # be it full: it is waited for
                 usable = [each for each in usable if each in lively]
-        if not usable:
-            return None
-        if turn and not (usable := turn.open_among(usable, books)):
-            return None
-        if not self._prefixes:
-            return self._enter(self._choose(usable, {}, 0), NO_BLOCKS, 0, turn)
-        overlaps = self._prefixes.overlaps(blocks, self._books, now_s)
-        chosen = self._choose(usable, overlaps, len(blocks.hashes))
-        self._inputs.record_prompt(blocks, chosen.instance_id, now_s)
-        overlap = overlaps.get(chosen.instance_id, 0)
-        if self._metrics:
-            most = max((overlaps.get(each.instance_id, 0) for each in usable), default=0)
-            self._metrics.observe_choice(len(blocks.hashes), overlap, most)
-        return self._enter(chosen, blocks, overlap, turn)
+        return usable
+
+    def _running(self) -> list[int]:
+        """Return the requests of this frontend at each instance that may get one now."""
+        return [self._books[each.instance_id].in_flight for each in self._usable(self._loop.time())]
 
     def _choose(self, usable: Sequence[Instance], overlaps: dict[int, int], blocks: int) -> Instance:
         index = self._logic.choose_without_load(len(usable))
@@ -280,7 +298,7 @@ class WorkerRouter:
             instance=instance,
             blocks=blocks,
             inputs=self._inputs,
-            closed=self.wake_waiting if self._limit else None,
+            closed=self.wake_waiting if self._limit or self.places.limit else None,
             turn=turn,
         )
         if turn:
@@ -344,3 +362,4 @@ class WorkerRouter:
         self._changed = self._loop.create_future()
         if self.turns:
             self.turns.wake_next()
+        self.places.wake()

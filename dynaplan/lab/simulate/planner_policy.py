@@ -13,7 +13,7 @@ from dynaplan.planner.backtesting.backtest import backtest
 from dynaplan.planner.backtesting.schedule import BacktestSchedule
 from dynaplan.planner.forecasting.forecaster import forecast
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, TrafficHistory
-from dynaplan.planner.model import AverageLoad, Decision, Observation, PlannerState
+from dynaplan.planner.model import AverageLoad, Decision, Observation, PlannerState, Tuning
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
 from dynaplan.planner.rules.decision import OwnPolicy, backtest_basis
 from dynaplan.planner.rules.sla_policy import PerformanceModel
@@ -135,6 +135,9 @@ class PlannerPolicy:
         """Hand the decision to whoever wants to know."""
         if self._on_decision:
             self._on_decision(before, observation, decision, after)
+
+    async def tune(self, tuning: Tuning) -> None:
+        self._service.running_limit = tuning.running_limit
 
     async def apply(self, decision: Decision) -> bool:
         """Have the simulated service scale to the desired counts; it refuses none: True."""

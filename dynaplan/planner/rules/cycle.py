@@ -13,7 +13,7 @@ from typing import Protocol
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.counts import Sample
 from dynaplan.contract.store_keys import DesiredCounts
-from dynaplan.planner.model import AverageLoad, Decision, Observation, PlannerState
+from dynaplan.planner.model import AverageLoad, Decision, Observation, PlannerState, Tuning
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.decision import OwnPolicy, decide
 from dynaplan.planner.rules.load_policy import average_load
@@ -50,6 +50,10 @@ class PlannedDeployment(Protocol):
         self, before: PlannerState, observation: Observation, decision: Decision, after: PlannerState
     ) -> None:
         """Note a decision, with the states before and after it."""
+        ...
+
+    async def tune(self, tuning: Tuning) -> None:
+        """Have running workers used as that says from now on; never raises."""
         ...
 
     async def apply(self, decision: Decision) -> bool:
@@ -123,6 +127,7 @@ class PlanningCycle:
         self._state, decision = decide(self._settings, before, observation, self._model, self._own_policy)
         self._is_scaling |= observation.desired.is_pending
         deployment.record(before, observation, decision, self._state)
+        await deployment.tune(self._state.tuning)
         if not decision.is_change:
             return
         if await deployment.apply(decision):

@@ -39,6 +39,7 @@ from dynaplan.planner.rules.sla_policy import (
     size_for_slo,
     unmanaged_workers,
 )
+from dynaplan.planner.rules.tuning import tune
 from dynaplan.planner.sizing.limits import fit_budget, raise_to, within_limits
 
 OwnPolicy = Callable[[PlannerSettings, PlannerState, Observation], tuple[PlannerState, Decision]]
@@ -106,15 +107,17 @@ def _apply_policy(
     """Return the situation with the policy's state and floor, its steps, and what targets expect."""
     if own_policy:
         return _ask_own_policy(situation, own_policy)
-    steps: list[DecisionStep] = []
     targets, prediction = situation.current, None
+    tuning, steps = tune(situation, model)
+    situation = replace(situation, state=replace(situation.state, tuning=tuning))
     learnt, is_disaggregated = situation.observation.learnt, situation.is_disaggregated
     if situation.settings.is_by_targets and (lacking := learnt.lacking(is_disaggregated=is_disaggregated)):
         situation = replace(situation, floor=targets)
-        steps = [DecisionStep("learning", targets, targets, lacking)]
+        steps.append(DecisionStep("learning", targets, targets, lacking))
         return situation, steps + _apply_thresholds(situation, targets), None
     if situation.settings.is_by_targets:
-        situation, steps, prediction = _plan_for_targets(situation, model)
+        situation, planned, prediction = _plan_for_targets(situation, model)
+        steps += planned
         targets = steps[-1].after
     if situation.settings.has_thresholds:
         steps += _apply_thresholds(situation, targets)

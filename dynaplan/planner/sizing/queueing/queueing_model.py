@@ -216,10 +216,10 @@ class SteadyState:
             never = math.inf
             return Prediction(never, never, never, never, busy, decoding.kv_usage, decoding.batch, overload)
         return Prediction(
-            _percentile(
+            percentile_ms(
                 lambda ms: self.chance_of_ttft_over(ms, workers), targets.ttft_percentile, means.mean_ttft_ms
             ),
-            _percentile(decoding.chance_of_itl_over, targets.itl_percentile, decoding.step_ms),
+            percentile_ms(decoding.chance_of_itl_over, targets.itl_percentile, decoding.step_ms),
             means.mean_ttft_ms,
             means.mean_itl_ms,
             means.prefill_utilisation,
@@ -241,7 +241,7 @@ class SteadyState:
         return TRANSFER_MS + FIRST_TOKEN_STEPS * decoding.step_ms
 
 
-def _percentile(chance_over: Callable[[float], float], percent: float, guess_ms: float) -> float:
+def percentile_ms(chance_over: Callable[[float], float], percent: float, guess_ms: float) -> float:
     """Return the ms that ``percent`` of the requests do not exceed, from the chance to exceed a time."""
     allowed = 1 - percent / 100
     low_ms, high_ms = 0.0, guess_ms

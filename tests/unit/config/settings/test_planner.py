@@ -121,6 +121,7 @@ def test_the_defaults_are_documented_ones():
         "prefill-component": "PrefillWorker",
         "policy": "load",
         "sizing": "queueing",
+        "max-running-requests": "off",
         "load-predictor": "kalman",
         "load-predictor-deadline": 10.0,
         "ttft-percentile": 95.0,

@@ -14,7 +14,7 @@ import pytest
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.counts import Sample
 from dynaplan.contract.store_keys import DesiredCounts
-from dynaplan.planner.model import Decision, ErrorBudget, Observation, PlannerState
+from dynaplan.planner.model import Decision, ErrorBudget, Observation, PlannerState, Tuning
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
 from tests.unit.planner.rules import targets
 from tests.unit.planner.rules.situations import SEEDS, interval
@@ -88,6 +88,9 @@ class Refusing:
 
     def record(self, before: PlannerState, _: Observation, decision: Decision, after: PlannerState) -> None:
         self.decided.append((before, decision, after))
+
+    async def tune(self, _: Tuning) -> None:
+        pass
 
     async def apply(self, _: Decision) -> bool:
         return False

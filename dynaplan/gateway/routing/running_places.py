@@ -1,0 +1,81 @@
+"""Holds requests back in front of workers that run as many as a planner wants there.
+
+When that is worth it is pure: ``routing/running_places.py``. Requests wait in the order of arrival, at most
+for the limit's ``wait_s``, and none is refused or lost: with its time over a request goes to a worker all the
+same. Requests that bear keys wait for their turn instead (``turns.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from dynaplan.contract.running_limits import RunningLimit
+from dynaplan.routing.running_places import free_places, is_held_back
+
+log = logging.getLogger(__name__)
+
+
+class RunningPlaces:
+    """The places at the workers of one component; ``frontends`` share them.
+
+    ``running`` returns what this frontend has at each worker that may get requests now.
+    """
+
+    def __init__(self, frontends: int, running: Callable[[], Sequence[int]]) -> None:
+        self._frontends = frontends
+        self._running = running
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._text = ""
+        self.limit: RunningLimit | None = None
+
+    @property
+    def waiting(self) -> int:
+        """The requests that are held back now."""
+        return len(self._waiting)
+
+    def follow(self, text: str) -> None:
+        """Take over the limit as it is published; empty for none."""
+        if text == self._text:
+            return
+        self._text, self.limit = text, None
+        try:
+            self.limit = self._part_of(RunningLimit.from_text(text)) if text else None
+        except ValueError as error:
+            log.warning("ignoring a limit of running requests: %s", error)
+        self.wake()
+
+    def _part_of(self, limit: RunningLimit) -> RunningLimit:
+        """Return this frontend's part of the limit."""
+        most = max(1, round(limit.most / self._frontends))
+        return replace(limit, most=most, ends_per_s=limit.ends_per_s / self._frontends)
+
+    def hold_back(self) -> bool:
+        """Tell whether a request that came now would wait for a place."""
+        limit, running = self.limit, self._running()
+        return limit is not None and bool(running) and is_held_back(limit, running, len(self._waiting))
+
+    async def wait(self) -> None:
+        """Return when a request may go to a worker: at once, unless it is worth waiting for a place."""
+        limit = self.limit
+        if limit is None or not self.hold_back():
+            return
+        loop = asyncio.get_running_loop()
+        place = loop.create_future()
+        self._waiting.append(place)
+        try:
+            await asyncio.wait((place,), timeout=limit.wait_s)
+        finally:
+            self._waiting.remove(place)
+            loop.call_soon(self.wake)  # when this one is booked, or has left its place to another
+
+    def wake(self) -> None:
+        """Let those that wait go to the places that are free; all of them where the limit is gone."""
+        if self._waiting:
+            free = free_places(self.limit, self._running()) if self.limit else len(self._waiting)
+            for place in list(self._waiting)[: max(0, free)]:
+                if not place.done():
+                    place.set_result(None)

@@ -1,0 +1,64 @@
+"""What the planner sets of running workers besides their number, by the same model that counts them.
+
+Each setting is live: frontends follow it, and no worker is started again. While traffic is not known the last
+one stays; while the engines' steps are not known yet there is none.
+"""
+
+from __future__ import annotations
+
+from dynaplan.config.settings.fields import OFF
+from dynaplan.config.settings.planner import AUTO, PlannerSettings
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.running_limits import RunningLimit
+from dynaplan.planner.model import DecisionStep, Tuning
+from dynaplan.planner.rules.load_policy import Situation
+from dynaplan.planner.rules.sla_policy import PerformanceModel, apply_corrections
+from dynaplan.planner.sizing.demand_forecast import demand_of
+from dynaplan.planner.sizing.queueing.queueing_model import SteadyState
+from dynaplan.planner.sizing.running_limit import FullWorker, limit_of, most_running
+
+
+def tune(situation: Situation, model: PerformanceModel | None) -> tuple[Tuning, list[DecisionStep]]:
+    """Return what is set from now on, and why."""
+    settings, learnt, current = situation.settings, situation.observation.learnt, situation.current
+    if settings.max_running_requests == OFF or model is None:
+        return Tuning(), []
+    if learnt.lacking(is_disaggregated=situation.is_disaggregated):
+        return Tuning(), []
+    steady = _present(situation, model)
+    if steady is None:
+        return situation.state.tuning, []
+    limit, why = _running_limit(settings, steady, current)
+    return Tuning(limit), [DecisionStep("running limit", current, current, why)]
+
+
+def _present(situation: Situation, model: PerformanceModel) -> SteadyState | None:
+    """Return the service under the demand that is forecast; None where none is known."""
+    observation, foresight = situation.observation, situation.observation.foresight
+    soonest = foresight.expected[0] if foresight and foresight.expected else None
+    if foresight is None or soonest is None or soonest.requests is None:
+        return None
+    learnt = model.with_learnt(observation.learnt)
+    service = apply_corrections(learnt, situation.state.corrections, situation.current)
+    return SteadyState(service, demand_of(situation.settings, foresight, soonest))
+
+
+def _running_limit(
+    settings: PlannerSettings, steady: SteadyState, workers: PoolSizes
+) -> tuple[RunningLimit | None, str]:
+    targets, asked = settings.targets(), settings.max_running_requests
+    slots = steady.service.decode.settings.request_slots
+    most = most_running(steady, targets.itl_ms) if asked == AUTO else int(asked)
+    if most < 1:
+        alone_ms = FullWorker(steady, 1).step_ms
+        return None, f"none: a request alone has an ITL of {alone_ms:.3g} ms, above {targets.itl_ms:g} ms"
+    if most >= slots and asked == AUTO:
+        return None, f"none: all {slots} slots of a worker keep ITL {targets.itl_ms:g} ms"
+    limit = limit_of(steady, most, targets, workers)
+    step_ms, ends = FullWorker(steady, most).step_ms, limit.ends_per_s * limit.wait_s
+    at_prefill = f", and {limit.most - most} whose prompt is computed elsewhere" if limit.most > most else ""
+    why = (
+        f"{most} at once on a worker, {step_ms:.3g} ms a token{at_prefill}; "
+        f"others wait {limit.wait_s:.2g} s at most, in which a worker ends {ends:.2g}"
+    )
+    return limit, why

@@ -1,0 +1,123 @@
+"""A router keeps a planner's limit of running requests, and loses nobody over it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dynaplan.config.settings.frontend import FrontendSettings
+from dynaplan.contract.running_limits import RunningLimit
+from dynaplan.gateway.routing.worker_router import Booking, WorkerRouter
+from tests.unit.gateway.routing.test_worker_router import Instances, call, router
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
+
+PLAIN = FrontendSettings()
+CALL = call("hello")
+PATIENT = RunningLimit(2, wait_s=5.0, ends_per_s=1.0)
+
+
+def limited(limit: RunningLimit = PATIENT, *ids: int, **more: Any) -> WorkerRouter:
+    made = router(Instances(*(ids or (1,))), PLAIN, **more)
+    made.places.follow(limit.to_text())
+    return made
+
+
+async def book(routed: WorkerRouter, number: int = 1) -> list[Booking]:
+    return [await routed.book(CALL, 0.0) for _ in range(number)]
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_one_more_than_the_limit_waits_until_one_has_ended() -> None:
+    routed = limited()
+    first, _ = await book(routed, 2)
+    third = asyncio.create_task(routed.book(CALL, 0.0))
+    await asyncio.sleep(1.0)
+    assert not third.done()
+    assert routed.places.waiting == 1
+    first.close()
+    await third
+    assert now_s() == pytest.approx(1.0)
+    assert routed.in_flight_at(1) == 2
+
+
+async def test_those_that_wait_have_their_places_in_the_order_of_arrival() -> None:
+    routed, order = limited(), []
+
+    async def come(name: int) -> None:
+        await routed.book(CALL, 0.0)
+        order.append(name)
+
+    running = await book(routed, 2)
+    waiting = [asyncio.create_task(come(name)) for name in range(3)]
+    await asyncio.sleep(0.1)
+    for booking in running:
+        booking.close()
+    await asyncio.sleep(0.1)
+    assert order == [0, 1]
+    assert routed.in_flight_at(1) == 2
+    for task in waiting:
+        task.cancel()
+
+
+async def test_after_the_time_that_the_ttft_leaves_a_request_goes_to_a_full_worker() -> None:
+    routed = limited()
+    await book(routed, 3)
+    assert now_s() == pytest.approx(PATIENT.wait_s)
+    assert routed.in_flight_at(1) == 3
+
+
+async def test_where_waiting_is_in_vain_the_limit_yields_at_once() -> None:
+    routed = limited(RunningLimit(2, wait_s=5.0, ends_per_s=0.1))
+    await book(routed, 20)
+    assert now_s() == 0.0
+
+
+async def test_a_worker_below_the_limit_is_chosen_whoever_s_turn_it_is() -> None:
+    routed = limited(PATIENT, 1, 2)
+    bookings = await book(routed, 4)
+    bookings[0].close()
+    bookings[2].close()  # both of worker 1
+    again = await book(routed, 2)
+    assert [each.instance.instance_id for each in again] == [1, 1]
+
+
+async def test_a_client_that_leaves_gives_its_place_to_the_next() -> None:
+    routed = limited()
+    first, _ = await book(routed, 2)
+    third, fourth = (asyncio.create_task(routed.book(CALL, 0.0)) for _ in range(2))
+    await asyncio.sleep(0.1)
+    first.close()
+    third.cancel()
+    await fourth
+    assert now_s() == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", '{"most": 0, "wait_s": 1, "ends_per_s": 1}'])
+async def test_without_a_limit_all_that_wait_go_on(text: str) -> None:
+    routed = limited()
+    await book(routed, 2)
+    third = asyncio.create_task(routed.book(CALL, 0.0))
+    await asyncio.sleep(0.1)
+    routed.places.follow(text)
+    await third
+    await book(routed, 3)
+    assert now_s() == pytest.approx(0.1)
+
+
+async def test_each_frontend_keeps_its_part_of_the_limit() -> None:
+    routed = limited(RunningLimit(4, wait_s=5.0, ends_per_s=2.0), frontends=2)
+    assert routed.places.limit == RunningLimit(2, wait_s=5.0, ends_per_s=1.0)
+    await book(routed, 3)
+    assert now_s() == pytest.approx(5.0)
+
+
+async def test_a_model_s_queue_does_not_pass_those_that_wait() -> None:
+    routed = limited()
+    await book(routed, 2)
+    assert routed.book_at_once() is None

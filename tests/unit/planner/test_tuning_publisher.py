@@ -1,0 +1,66 @@
+"""The limit that a planner publishes: there while the planner decides, and not for ever after."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.contract.running_limits import RunningLimit
+from dynaplan.planner.model import Tuning
+from dynaplan.planner.virtual.tuning_publisher import TuningPublisher
+from tests.fakes.clock import LoopClock
+from tests.fakes.store import FakeStore
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
+
+SETTINGS = PlannerSettings(namespace="ns", adjustment_interval_s=10.0)
+KEY = "v1/ns/running_limits/VllmWorker"
+LIMIT = RunningLimit(4, 0.5, 2.0)
+
+
+def publisher(store: FakeStore) -> TuningPublisher:
+    return TuningPublisher(store, SETTINGS, LoopClock())
+
+
+async def test_a_limit_is_published_changed_and_withdrawn() -> None:
+    store = FakeStore()
+    published = publisher(store)
+    await published.publish(Tuning())
+    assert not store.granted
+    for limit in (LIMIT, RunningLimit(5, 0.5, 2.0)):
+        await published.publish(Tuning(limit))
+        assert RunningLimit.from_text(store.items[KEY].value) == limit
+    await published.publish(Tuning())
+    assert KEY not in store.items
+
+
+async def test_an_end_takes_the_limit_along_at_once_and_a_kill_after_some_intervals() -> None:
+    store = FakeStore()
+    ended, killed = publisher(store), publisher(store)
+    await ended.publish(Tuning(LIMIT))
+    await ended.close()
+    assert KEY not in store.items
+    await killed.publish(Tuning(LIMIT))
+    assert killed._lease
+    killed._lease._keeping.cancel()
+    await asyncio.sleep(25.0)
+    assert KEY in store.items
+    await asyncio.sleep(10.0)
+    assert KEY not in store.items
+
+
+async def test_what_the_store_has_lost_is_written_again() -> None:
+    store = FakeStore()
+    published = publisher(store)
+    store.go_away()
+    await published.publish(Tuning(LIMIT))
+    store.come_back()
+    await published.publish(Tuning(LIMIT))
+    assert KEY in store.items
+    await store.revoke(next(iter(store.leases)))
+    await asyncio.sleep(30.0)
+    await published.publish(Tuning(LIMIT))
+    assert KEY in store.items
+    await published.close()
