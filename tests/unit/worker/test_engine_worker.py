@@ -21,7 +21,6 @@ from dynaplan.engines.port import EngineContext
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers, request_wake
 from dynaplan.http.routes import Route
-from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import ASLEEP, SLEEP, SLEEP_FAILED, WAKE, Instance
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
@@ -31,10 +30,9 @@ from dynaplan.util.tasks import BackgroundTasks
 from dynaplan.worker.engine_worker import Relay, SleepReporter, start_decode_worker, start_prefill_worker
 from dynaplan.worker.server import WorkerServer
 from dynaplan.worker.worker_runtime import LEASE_REVOKED, WorkerRuntime
-from tests.fakes.clock import LoopClock
 from tests.fakes.plain_engine import PlainEngine
 from tests.fakes.polling import eventually
-from tests.fakes.store import FakeStore
+from tests.fakes.worker_runtime import worker_runtime
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -94,24 +92,13 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return made
 
 
+async def away() -> Any:
+    raise PermanentError("no messenger in this test")
+
+
 @pytest.fixture
 async def runtime() -> AsyncIterator[WorkerRuntime]:
-    store = FakeStore()
-
-    async def away() -> Any:
-        raise PermanentError("no messenger in this test")
-
-    made = WorkerRuntime(
-        namespace="ns",
-        component="VllmWorker",
-        worker_name="ns_VllmWorker",
-        worker_token="token",
-        url="http://127.0.0.1:1",
-        store=store,
-        clock=LoopClock(),
-        discovery=Discovery(store, "ns"),
-        connect_messenger=away,
-    )
+    made = worker_runtime(connect_messenger=away)
     yield made
     await made.close()
 

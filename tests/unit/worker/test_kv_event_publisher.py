@@ -11,14 +11,11 @@ import pytest
 from dynaplan.engines.kv_events import CacheSnapshot, Cleared, KvEvent, Removed, Stored, read_kv_payload
 from dynaplan.events.port import EventPlane, EventSubscription
 from dynaplan.events.wire_formats import payload_reader
-from dynaplan.store.discovery import Discovery
 from dynaplan.util.errors import PermanentError, QueueUnavailable
 from dynaplan.worker import kv_event_publisher
 from dynaplan.worker.kv_event_publisher import KV_EVENT_QUIET_S, KV_EVENT_RETRY_MIN_S, KvEventPublisher
-from dynaplan.worker.worker_runtime import WorkerRuntime
-from tests.fakes.clock import LoopClock
 from tests.fakes.memory_events import MemoryEventPlane
-from tests.fakes.store import FakeStore
+from tests.fakes.worker_runtime import worker_runtime
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -30,26 +27,11 @@ class Published:
 
     def __init__(self) -> None:
         self.plane = MemoryEventPlane()
-        store = FakeStore()
-        self.runtime = WorkerRuntime(
-            namespace="ns",
-            component="VllmWorker",
-            worker_name="ns_VllmWorker",
-            worker_token="token",
-            url="http://127.0.0.1:1",
-            store=store,
-            clock=LoopClock(),
-            discovery=Discovery(store, "ns"),
-            connect_messenger=self.away,
-            connect_events=self.connect,
-        )
+        self.runtime = worker_runtime(connect_events=self.connect)
         self.runtime.instance_id = 7
         self.publisher = KvEventPublisher(self.runtime)
         self.frontend: EventSubscription
         self.refusal: Exception | None = None
-
-    async def away(self) -> Any:
-        raise PermanentError("no messenger in this test")
 
     async def connect(self) -> EventPlane:
         if self.refusal:

@@ -13,8 +13,8 @@ from dynaplan.store.instances import Instance
 from dynaplan.store.registration import Registration
 from dynaplan.worker.lifecycle import SHUTDOWN_HOOKS_TIMEOUT_S, DrainReport, drain
 from dynaplan.worker.server import InFlight
-from dynaplan.worker.worker_runtime import WorkerRuntime
 from tests.fakes.store import FakeStore
+from tests.fakes.worker_runtime import worker_runtime
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -39,17 +39,7 @@ class Worker:
         self.server = Server(self.events)
         self.discovery = Discovery(store, "ns")
         self.hooks: list[Any] = []
-        self.runtime = WorkerRuntime(
-            namespace="ns",
-            component="VllmWorker",
-            worker_name="ns_VllmWorker",
-            worker_token="",
-            url="http://127.0.0.1:1",
-            store=store,
-            clock=clock,
-            discovery=self.discovery,
-            connect_messenger=lambda: pytest.fail("nobody asked for a messenger"),
-        )
+        self.runtime = worker_runtime(store, clock=clock, discovery=self.discovery)
         self.registration = Registration(store, clock, self.discovery, self._instances)
 
     def _instances(self, lease: int) -> list[Instance]:

@@ -12,8 +12,8 @@ from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.util.errors import PermanentError, TemporaryError
 from dynaplan.worker.routers import ROUTER_SILENT_S, RoutedRequests, RouterPresence
-from dynaplan.worker.worker_runtime import WorkerRuntime
 from tests.fakes.store import FakeStore
+from tests.fakes.worker_runtime import worker_runtime
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -41,17 +41,7 @@ class Stage:
         self.store = store
         self.in_engine: int | None = 0
         self.discovery = Discovery(store, "ns")
-        self.runtime = WorkerRuntime(
-            namespace="ns",
-            component="VllmWorker",
-            worker_name="ns_VllmWorker",
-            worker_token="token",
-            url="http://127.0.0.1:9",
-            store=store,
-            clock=clock,
-            discovery=self.discovery,
-            connect_messenger=lambda: pytest.fail("nobody asked for a messenger"),
-        )
+        self.runtime = worker_runtime(store, clock=clock, discovery=self.discovery)
         self.runtime.instance_id = 0xAB
         self.routed = Routed(self.runtime, self._requests, lambda: WorkerLoad(3, waiting_requests=2))
         self.routed.answers, self.routed.notices = {}, set()

@@ -7,28 +7,14 @@ from typing import Any
 import pytest
 
 from dynaplan.events.port import EventPlane
-from dynaplan.store.discovery import Discovery
 from dynaplan.util.errors import QueueUnavailable
 from dynaplan.worker.worker_runtime import WorkerRuntime
-from tests.fakes.clock import ManualClock
 from tests.fakes.memory_events import MemoryEventPlane
-from tests.fakes.store import FakeStore
+from tests.fakes.worker_runtime import worker_runtime
 
 
 def runtime(**more: Any) -> WorkerRuntime:
-    store, clock = FakeStore(), ManualClock()
-    return WorkerRuntime(
-        namespace="vllm-agg",
-        component="backend",
-        worker_name="vllm-agg_backend",
-        worker_token="",
-        url="http://127.0.0.1:1",
-        store=store,
-        clock=clock,
-        discovery=Discovery(store, "vllm-agg"),
-        connect_messenger=lambda: pytest.fail("nobody asked for a messenger"),
-        **more,
-    )
+    return worker_runtime(namespace="vllm-agg", component="backend", **more)
 
 
 async def test_the_events_of_a_worker_are_its_components_and_counted_on_its_metrics() -> None:
