@@ -53,6 +53,11 @@ async def is_idle(worker: Worker) -> bool:
     return await worker.requests() == 0
 
 
+def is_without_load(worker: Worker) -> bool:
+    load = worker.engine.load()
+    return not (load.running_requests or load.waiting_requests or load.kv_usage)
+
+
 async def test_a_chat_streams_its_finish_reason_its_usage_and_an_end(start_worker: StartWorker) -> None:
     worker = await start_worker()
     body = {**HELLO, **WHOLE, "max_tokens": 9, "stream_options": {"include_usage": True}}
@@ -104,12 +109,15 @@ async def test_the_card_says_what_a_frontend_must_know(start_worker: StartWorker
     assert model["id"] == card["model"]
 
 
-async def test_a_client_that_leaves_cancels_its_request(start_worker: StartWorker) -> None:
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_client_that_leaves_cancels_its_request(start_worker: StartWorker, is_stream: bool) -> None:
     worker = await start_worker(slow=True)
-    async with raw_post(worker, {"prompt": "hi", **WHOLE, "max_tokens": 10_000, "stream": True}) as reader:
-        assert await reader.readuntil(b"data: ")
-        assert await worker.requests() == 1
-    await eventually(lambda: is_idle(worker))
+    body = {"prompt": "hi", **WHOLE, "max_tokens": 8000, "stream": is_stream}
+    async with raw_post(worker, body) as reader:
+        if is_stream:
+            assert await reader.readuntil(b"data: ")
+        await eventually(lambda: worker.requests())
+    await eventually(lambda: is_without_load(worker))
 
 
 async def test_many_requests_at_once_are_each_answered_in_full_and_leave_no_load(
@@ -120,12 +128,7 @@ async def test_many_requests_at_once_are_each_answered_in_full_and_leave_no_load
     answers = await asyncio.gather(*(worker.ask(body) for body in bodies))
     told = [answer["usage"]["completion_tokens"] for _, answer in answers]
     assert told == [body["max_tokens"] for body in bodies]
-
-    def is_without_load() -> bool:
-        load = worker.engine.load()
-        return not (load.running_requests or load.waiting_requests or load.kv_usage)
-
-    await eventually(is_without_load)
+    await eventually(lambda: is_without_load(worker))
     assert worker.engine.load().request_slots > 0
 
 

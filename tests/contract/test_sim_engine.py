@@ -68,22 +68,6 @@ async def test_a_chat_streams_one_event_per_token_and_then_its_usage(
     assert count_tokens(text) == 9
 
 
-async def test_an_answer_is_the_same_text_streamed_or_not_and_another_for_another_prompt(
-    start_worker: StartWorker,
-) -> None:
-    worker = await start_worker(speedup_ratio=0)
-    body = {"prompt": "hello there", "max_tokens": 500}
-    status, answer = await worker.ask(body)
-    streamed = "".join(event["choices"][0]["text"] for event in await worker.stream(body))
-    assert status == 200
-    assert answer["object"] == "text_completion"
-    assert answer["choices"][0]["text"] == streamed
-    assert answer["usage"]["prompt_tokens"] == 3
-    assert answer["usage"]["total_tokens"] == 503
-    other = await worker.stream({"prompt": "something else", "max_tokens": 500})
-    assert "".join(event["choices"][0]["text"] for event in other) != streamed
-
-
 async def test_without_a_limit_an_answer_ends_by_itself(start_worker: StartWorker) -> None:
     worker = await start_worker(speedup_ratio=0, max_model_len=1000)
     message = {"messages": [{"role": "user", "content": "hello"}]}
@@ -144,19 +128,6 @@ async def test_tokens_arrive_at_the_measured_pace(start_worker: StartWorker) -> 
     assert elapsed_s >= 0.0632 + 40 * 0.0043
 
 
-@pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_client_that_leaves_frees_the_kv_blocks_of_its_request(
-    start_worker: StartWorker, is_stream: bool
-) -> None:
-    worker = await start_worker()
-    async with raw_post(worker, {"prompt": "hi", "max_tokens": 10_000, "stream": is_stream}) as reader:
-        await eventually(lambda: worker.engine.load().running_requests == 1)
-        if is_stream:
-            assert await reader.readuntil(b"data: ")
-    await eventually(lambda: worker.engine.load().running_requests == 0)
-    assert worker.engine.load().kv_active_blocks == 0
-
-
 async def test_a_hand_off_whose_client_has_left_is_let_go(start_worker: StartWorker) -> None:
     prefill = await start_worker(speedup_ratio=0)
     assert prefill.engine.waits_for_release
@@ -181,17 +152,6 @@ async def test_a_client_that_leaves_the_queue_frees_its_place(start_worker: Star
             await eventually(lambda: worker.engine.load().waiting_requests == 1)
         await eventually(lambda: worker.engine.load().waiting_requests == 0)
         assert worker.engine.load().running_requests == 1
-
-
-async def test_many_requests_at_once_are_each_answered_in_full(start_worker: StartWorker) -> None:
-    worker = await start_worker(speedup_ratio=20.0, num_gpu_blocks_override=200, max_num_seqs=16)
-    bodies = [{"prompt": "p" * (40 * n), "max_tokens": 20 + n} for n in range(1, 41)]
-    answers = await asyncio.gather(*(worker.stream(body) for body in bodies))
-    assert [len(events) for events in answers] == [body["max_tokens"] for body in bodies]
-    assert worker.engine.load().kv_active_blocks == 0
-    metrics = worker.engine.metrics()
-    assert metrics["vllm:generation_tokens_total"] >= sum(len(events) for events in answers)
-    assert metrics["vllm:request_success_total"] == 40
 
 
 async def test_a_remote_prefill_is_taken_by_the_decode_worker(start_worker: StartWorker) -> None:
@@ -346,10 +306,6 @@ def test_the_registry_names_the_engines() -> None:
     assert engine.card()["model"] == "nvidia/Llama-3.1-8B-Instruct-FP8"
     with pytest.raises(ConfigError, match="sim"):
         registry.make_engine("vlmm", {}, EngineContext("w"))
-
-
-def test_held_prompts_need_no_event_loop_before_the_first() -> None:
-    assert HeldPrompts("w", "http://127.0.0.1:1", lambda _: None).holds.held == 0
 
 
 @pytest.mark.parametrize(

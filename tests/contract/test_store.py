@@ -69,16 +69,6 @@ async def watch(store: Store) -> AsyncIterator[Watched]:
     await watched.stop()
 
 
-# Keys and values
-
-
-async def test_an_empty_value_is_a_value(store: Store) -> None:
-    await store.put("empty", "")
-    item = await store.get("empty")
-    assert item is not None
-    assert item.value == ""
-
-
 # Transactions
 
 
@@ -116,16 +106,6 @@ async def test_a_lease_that_is_kept_alive_lives_on(store: Store) -> None:
 
 
 # Watches
-
-
-async def test_a_watch_begins_with_what_is_there(store: Store) -> None:
-    await store.put("watched/a", "1")
-    await store.put("other", "2")
-    watched = await Watched(store, "watched/").started()
-    (snapshot,) = watched.events
-    assert isinstance(snapshot, Snapshot)
-    assert [(item.key, item.value) for item in snapshot.items] == [("watched/a", "1")]
-    await watched.stop()
 
 
 async def test_a_watch_tells_every_change_in_order(
@@ -278,28 +258,6 @@ async def test_any_text_can_be_a_key(store: Store, watch: Watched) -> None:
 
 
 # Several clients
-
-
-async def test_another_client_reads_and_changes_the_same_data(store: Store, other: Store) -> None:
-    watched = await Watched(other, "watched/").started()
-    await store.put("watched/k", "1")
-    await watched.reaches({"watched/k": "1"})
-    item = await other.get("watched/k")
-    assert item is not None
-    assert await other.commit(Transaction({"watched/k": item.revision}, {"watched/k": "2"}))
-    assert not await store.commit(Transaction({"watched/k": item.revision}, {"watched/k": "3"}))
-    assert await store.identity() == await other.identity()
-    await watched.reaches({"watched/k": "2"})
-    await watched.stop()
-
-
-async def test_any_client_may_keep_a_lease_alive_and_revoke_it(store: Store, other: Store) -> None:
-    lease = await store.grant(10)
-    await store.put("k", "v", lease)
-    assert await other.keep_alive(lease) == 10.0
-    await other.revoke(lease)
-    assert await store.keep_alive(lease) == 0.0
-    assert await store.get("k") is None
 
 
 async def test_of_many_clients_that_count_in_two_keys_none_loses_an_update(

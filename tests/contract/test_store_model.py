@@ -109,7 +109,8 @@ class Walk:
         return self._choice.choice(KEYS)
 
     def _value(self) -> str:
-        return f"{next(self._values)} ✓"
+        number = next(self._values)
+        return f"{number} ✓" if number else ""  # each is written once, and an empty value is one
 
     def _lease(self) -> int:
         return self._choice.choice([0, *self.model.leases])

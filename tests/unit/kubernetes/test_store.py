@@ -128,26 +128,6 @@ async def test_two_pods_may_write_a_key_under_their_leases_and_one_remains_when_
     assert await first.get("k") is None
 
 
-async def test_a_key_that_moves_under_a_lease_leaves_nothing_behind(api: KubeApi, of_pod: Open) -> None:
-    worker = of_pod("worker")
-    await worker.put("k", "free")
-    lease = await worker.grant(10)
-    await worker.put("k", "leased", lease)
-    await worker.revoke(lease)
-    assert await worker.get("k") is None
-
-
-async def test_a_key_that_moves_out_of_a_lease_outlives_it(of_pod: Open) -> None:
-    worker = of_pod("worker")
-    lease = await worker.grant(10)
-    await worker.put("k", "leased", lease)
-    await worker.put("k", "free")
-    await worker.revoke(lease)
-    item = await worker.get("k")
-    assert item is not None
-    assert (item.value, item.lease) == ("free", 0)
-
-
 async def test_a_process_outside_reads_and_writes_and_may_end_a_lease_but_gets_none(
     api: KubeApi, of_pod: Open
 ) -> None:
@@ -358,15 +338,6 @@ async def ends() -> AsyncIterator[Ends]:
     made = Ends()
     yield made
     await made.leases.close()
-
-
-async def test_a_lease_that_nobody_renews_ends_at_its_time(ends: Ends) -> None:
-    ends.leases.start(1, 10)
-    await asyncio.sleep(9)
-    assert 1 in ends.leases
-    await asyncio.sleep(2)
-    assert ends.at_s == [10]
-    assert 1 not in ends.leases
 
 
 async def test_a_lease_that_is_renewed_lives_on_until_it_is_dropped(ends: Ends) -> None:
