@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +16,11 @@ from click.testing import CliRunner
 
 from dynaplan.cli import doctor
 from dynaplan.cli.doctor import Finding, Level, command, page
-from dynaplan.cli.model_needs import ModelNeeds
 from dynaplan.contract.gpus import Gpu, GpuProcess, GpuUse
 from dynaplan.engines import requirements
 from dynaplan.fleet import deployments, gpu_devices
 from dynaplan.fleet import servers as embedded
-from dynaplan.models.model import NO_CONSTRAINTS, Device
-from dynaplan.models.rules.memory import GB, Need
+from dynaplan.models.rules.memory import GB
 from dynaplan.util.errors import ConfigError, UserError
 
 FINDINGS = (
@@ -37,18 +35,6 @@ def with_checks(monkeypatch: pytest.MonkeyPatch, *found: Finding) -> None:
         yield from found
 
     monkeypatch.setattr(doctor, "CHECKS", (check,))
-
-
-def test_a_finding_stands_with_what_to_do_next_below_it() -> None:
-    assert click.unstyle(page(FINDINGS, 0)).splitlines() == [
-        "ok    port           8000 is free",
-        "warn  shared memory  small",
-        "                     -> Make it larger.",
-        "FAIL  etcd           there is none",
-        "                     -> Install one.",
-        "",
-        "`dynaplan serve` cannot work here: 1 to mend; 1 warning.",
-    ]
 
 
 def test_no_line_is_wider_than_the_screen() -> None:
@@ -173,47 +159,6 @@ def test_a_directory_that_cannot_be_written_is_a_fault(
     found: list[Finding] = list(doctor.directories())
     assert {each.level for each in found} == {Level.FAULT}
     assert "DYN_LOCAL_STATE_DIR" in found[0].advice
-
-
-GPUS = (Device(0, 24 * GB), Device(1, 24 * GB))
-
-
-def fit_shown(*needs: Need, devices: Sequence[Device] = GPUS[:1], unknown: Sequence[str] = ()) -> list[str]:
-    found = doctor.model_findings(ModelNeeds(needs, devices, NO_CONSTRAINTS, unknown), "m.yaml")
-    return [f"{each.level.value} {each.topic}: {each.says}" for each in found]
-
-
-def test_models_that_all_fit_at_once_are_one_finding() -> None:
-    assert fit_shown(Need("ant", 10 * GB), Need("bee", 8 * GB)) == [
-        "ok models: all fit at once: ant, bee (18.0 GB)"
-    ]
-
-
-def test_models_that_do_not_all_fit_are_told_in_the_sets_that_do() -> None:
-    shown = fit_shown(Need("ant", 20 * GB), Need("bee", 10 * GB), Need("cow", 6 * GB))
-    assert shown == ["- models: not all fit at once, but: ant (20.0 GB); or bee, cow (16.0 GB)"]
-
-
-def test_a_model_that_never_fits_says_how_much_it_needs_and_there_is() -> None:
-    never, sets = fit_shown(Need("ant", 30 * GB), Need("bee", GB))
-    assert never == "warn model ant: it needs 30.0 GB, and the largest GPU has 24.0 GB: never loaded"
-    assert sets == "- models: not all fit at once, but: bee (1.0 GB)"
-    assert fit_shown(Need("ant", 30 * GB))[0].startswith("FAIL model ant")
-    assert fit_shown(Need("wide", GB, devices=3), devices=GPUS) == [
-        "FAIL model wide: it asks for 3 GPUs, and there are 2"
-    ]
-
-
-def test_memory_that_other_programs_hold_is_told_from_memory_that_is_not_there() -> None:
-    held = [Device(0, 24 * GB, foreign_bytes=20 * GB)]
-    assert fit_shown(Need("ant", 10 * GB), devices=held) == [
-        "FAIL model ant: it needs 10.0 GB, and 4.0 GB are free: other programs hold the rest of 24.0 GB"
-    ]
-
-
-def test_a_model_whose_memory_is_assumed_says_so() -> None:
-    assumed, _ = fit_shown(Need("ant", 10 * GB), unknown=["ant"])
-    assert assumed == ("warn model ant: its memory is not known before its first load; 10.0 GB are assumed")
 
 
 def test_models_are_read_as_serve_reads_them(tmp_path: Path) -> None:
