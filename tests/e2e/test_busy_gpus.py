@@ -87,6 +87,7 @@ def test_a_worker_whose_gpu_is_taken_while_it_restarts_waits_and_says_so(
     wait_until(lambda: state_of(deployment)[0] == "ready", 60)
 
 
+@pytest.mark.slow
 def test_a_box_without_a_free_gpu_is_refused_unless_busy_ones_may_be_used(tmp_path: Path) -> None:
     fill(tmp_path, 0)
 

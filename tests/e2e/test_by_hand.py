@@ -6,7 +6,6 @@ import getpass
 import json
 import os
 import signal
-import threading
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -75,28 +74,16 @@ def test_a_worker_that_somebody_told_to_leave_is_shown_draining_and_serve_and_su
     serve = wait_until(lambda: serve_of(deployment))
     assert deployment.process
     assert (found["serve_pid"], found["supervisor_pid"]) == (serve.pid, deployment.process.pid)
-    answers: list[bytes] = []
-
-    def ask() -> None:
-        body = {"model": MODEL, "prompt": "hi", "max_tokens": 6000, "stream": True, "ignore_eos": True}
-        asked = urllib.request.Request(
-            f"{deployment.url}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(asked, timeout=120) as answer:
-            answers.append(answer.read())
-
-    client = threading.Thread(target=ask)
-    client.start()
-    wait_until(lambda: worker_of(deployment)["running"])
-    os.kill(worker_of(deployment)["pid"], signal.SIGTERM)
-    wait_until(lambda: worker_of(deployment)["state"] == "draining")
-    assert "leaves: somebody revoked its lease or sent it a signal" in deployment.run("status").stdout
-    client.join(120)
-    assert answers
-    assert answers[0].endswith(b"data: [DONE]\n\n")
-    wait_until(lambda: worker_of(deployment)["state"] == "ready", 60)
+    body = {"model": MODEL, "prompt": "hi", "max_tokens": 15_000, "stream": True, "ignore_eos": True}
+    asked = urllib.request.Request(
+        f"{deployment.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        assert answer.readline().startswith(b"data: ")
+        os.kill(deployment.pid_of("dynamo_VllmWorker"), signal.SIGTERM)
+        wait_until(lambda: worker_of(deployment)["state"] == "draining")
+        assert "leaves: somebody revoked its lease or sent it a signal" in deployment.run("status").stdout
+    wait_until(lambda: worker_of(deployment)["state"] == "ready", 60)  # the client has left
 
 
 def worker_of(deployment: Deployment) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.deployment import Deployment
 from tests.e2e.held import serve_of
 from tests.fakes.polling import wait_until
@@ -27,7 +29,7 @@ def on_gpus(deployment: Deployment) -> list[int]:
     return sorted(int(index) for each in ready for index in each["resources"]["allocated_gpus"])
 
 
-def test_a_worker_leaves_an_ill_gpu_which_comes_back_by_a_word_and_a_hot_one_by_itself(
+def test_a_worker_leaves_an_ill_gpu_and_everything_that_shows_gpus_says_why(
     deploy: Callable[..., Deployment], tmp_path: Path
 ) -> None:
     told = tmp_path / "events"
@@ -47,8 +49,16 @@ def test_a_worker_leaves_an_ill_gpu_which_comes_back_by_a_word_and_a_hot_one_by_
         )
     wait_until(lambda: told.exists() and why in told.read_text(), 60)
 
+
+@pytest.mark.slow
+def test_what_is_set_apart_outlives_serve_comes_back_by_a_word_and_is_never_the_last_gpu(
+    deploy: Callable[..., Deployment],
+) -> None:
+    deployment = deploy(*THREE_GPUS)
+    say(deployment, 0, xids=[79])
+    wait_until(lambda: on_gpus(deployment) == [1], 60)
     wait_until(lambda: serve_of(deployment)).kill()  # it is in the statefile
-    wait_until(lambda: serve_of(deployment) and why in deployment.run("status").stdout, 60)
+    wait_until(lambda: serve_of(deployment) and "Xid 79" in deployment.run("status").stdout, 60)
     assert on_gpus(deployment) == [1]
 
     say(deployment, 1, is_lost=True)

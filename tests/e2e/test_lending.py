@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.e2e.deployment import REPOSITORY, Deployment, dynaplan
 from tests.e2e.held import serve_of
@@ -90,6 +91,7 @@ def test_gpus_are_lent_to_several_and_come_back_whoever_is_killed(
     wait_until(lambda: sorted(map(len, holders(deployment))) == [0, 1], 30)
 
 
+@pytest.mark.slow
 def test_a_command_is_asked_to_end_and_then_killed_and_its_signals_and_exit_code_are_passed_through(
     deploy: Callable[..., Deployment], tmp_path: Path
 ) -> None:

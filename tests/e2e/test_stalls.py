@@ -49,6 +49,7 @@ async def test_nobody_waits_for_a_worker_that_stands_still(deploy: Callable[...,
     await eventually(lambda: "answers again" in _log(deployment), 60)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_a_worker_with_steps_of_seconds_is_not_taken_for_stalled(
     deploy: Callable[..., Deployment],

@@ -23,7 +23,7 @@ OPTIONS = (
     "--Planner.isl=1875",  # what is assumed until an answer has ended: what is sent
     "--Planner.osl=20",
     "--Planner.max-gpu-budget=4",
-    "--Planner.slo-window=20",  # what backtests look back on
+    "--Planner.slo-window=10",  # what backtests look back on
     f"--VllmWorker.profile={PROFILE}",
     f"--PrefillWorker.profile={PROFILE}",
 )
