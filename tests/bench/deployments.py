@@ -19,16 +19,15 @@ INSTANT_DISAGG = (*INSTANT, "--PrefillWorker.speedup-ratio=0", "--PrefillWorker.
 @contextmanager
 def serving(graph: str, config: str, *options: str, wait: bool = True) -> Iterator[Deployment]:
     """A deployment for the length of the block."""
-    with tempfile.TemporaryDirectory(prefix="dynaplan-bench-") as directory:
-        deployment = Deployment(Path(directory), graph, config, *options)
-        try:
-            if wait:
-                deployment.start()
-            else:
-                deployment.spawn()
-            yield deployment
-        finally:
-            deployment.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="dynaplan-bench-") as directory,
+        Deployment(Path(directory), graph, config, *options) as deployment,
+    ):
+        if wait:
+            deployment.start()
+        else:
+            deployment.spawn()
+        yield deployment
 
 
 def tree(deployment: Deployment) -> list[psutil.Process]:

@@ -50,11 +50,8 @@ def models(config: str) -> Iterator[Deployment]:
     with tempfile.TemporaryDirectory(prefix="dynaplan-bench-") as directory:
         file = Path(directory) / "models.yaml"
         file.write_text(config)
-        deployment = Deployment(Path(directory), str(file), "", "--gpus", "1")
-        try:
+        with Deployment(Path(directory), str(file), "", "--gpus", "1") as deployment:
             yield deployment.start()
-        finally:
-            deployment.close()
 
 
 async def loads(deployment: Deployment, repeats: int) -> list[float]:

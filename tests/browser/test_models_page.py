@@ -31,15 +31,12 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     directory = tmp_path_factory.mktemp("page")
     file = directory / "models.yaml"
     file.write_text(CONFIG)
-    deployment = Deployment(directory, str(file), "", "--gpus", "1")
-    try:
+    with Deployment(directory, str(file), "", "--gpus", "1") as deployment:
         deployment.start()
         with headless() as driver:
             opened = Page(driver, deployment)
             opened.open()
             yield opened
-    finally:
-        deployment.close()
 
 
 def cells(page: Page, name: str) -> dict[str, str]:

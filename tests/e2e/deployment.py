@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
@@ -60,6 +60,12 @@ class Deployment:
         self.process: subprocess.Popen[bytes] | None = None
         self.prints_to: int | None = None
         """The descriptor of a terminal or a pipe that it prints to instead of ``output``."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def start(self) -> Deployment:
         """Start it; return when every worker of the graph is ready."""
@@ -194,6 +200,18 @@ class Deployment:
 def dynaplan() -> str:
     """The installed console script beside this interpreter."""
     return str(Path(sys.executable).with_name("dynaplan"))
+
+
+def refusal(directory: Path, *graph: str, environment: dict[str, str] | None = None) -> str:
+    """What ``serve`` says where it must not start: one message and exit 2, and no statefile of its own."""
+    arguments = graph or ("graphs.agg:Frontend", "agg.yaml")
+    with Deployment(directory, *arguments, environment=environment) as refused:
+        was_there = refused.statefile_path.exists()
+        result = refused.run(*refused.command[1:], timeout_s=30)
+        assert refused.statefile_path.exists() == was_there
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "Traceback" not in result.stdout + result.stderr
+    return result.stderr
 
 
 @pytest.fixture

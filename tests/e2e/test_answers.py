@@ -20,11 +20,8 @@ from tests.fakes.load import Outcome, stream_one
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path_factory.mktemp("answers"))
-    try:
+    with Deployment(tmp_path_factory.mktemp("answers")) as deployment:
         yield deployment.start()
-    finally:
-        deployment.close()
 
 
 async def answer(url: str, prompt: str = "Hello", tokens: int = 8) -> Outcome:

@@ -14,54 +14,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.deployment import REPOSITORY, Deployment, dynaplan
+from tests.e2e.deployment import REPOSITORY, Deployment, dynaplan, refusal
 
 
-@pytest.fixture
-def refuse(tmp_path: Path) -> Callable[..., str]:
-    """Run ``dynaplan serve`` with arguments that it must refuse; its message."""
-
-    def run(*arguments: str, environment: dict[str, str] | None = None) -> str:
-        result = subprocess.run(
-            [dynaplan(), "serve", *arguments],
-            cwd=REPOSITORY,
-            env={
-                **os.environ,
-                "HOME": str(tmp_path),
-                "DYN_LOCAL_STATE_DIR": str(tmp_path / "state"),
-                "DYNAPLAN_NODE_DIR": str(tmp_path / "node"),
-                "XDG_RUNTIME_DIR": str(tmp_path),
-                **(environment or {}),
-            },
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        assert result.returncode == 2, result.stdout + result.stderr
-        assert "Traceback" not in result.stdout + result.stderr
-        return result.stderr
-
-    return run
-
-
-def test_a_state_directory_that_is_a_file(refuse: Callable[..., str], tmp_path: Path) -> None:
+def test_a_state_directory_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
-    assert "state" in refuse("graphs.agg:Frontend", "-f", "agg.yaml", "--port", "0")
+    assert "state" in refusal(tmp_path)
 
 
-def test_a_taken_port_is_refused_before_anything_starts(refuse: Callable[..., str]) -> None:
+def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert str(port) in refuse("graphs.disagg:Frontend", "-f", "disagg.yaml", "--port", str(port))
+        assert str(port) in refusal(tmp_path, "graphs.disagg:Frontend", "disagg.yaml", "--port", str(port))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_state_directory_without_write_permission(refuse: Callable[..., str], tmp_path: Path) -> None:
+def test_a_state_directory_without_write_permission(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir(mode=0o500)
-    assert "state" in refuse("graphs.agg:Frontend", "-f", "agg.yaml", "--port", "0")
+    assert "state" in refusal(tmp_path)
 
 
 DRY_RUN = ("--dry-run", "--show-env", "--gpus", "4")

@@ -36,11 +36,8 @@ LONG = "Say something long. " * 60
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
     file = tmp_path / "models.yaml"
     file.write_text(CONFIG)
-    made = Deployment(tmp_path, str(file), "", "--gpus", "1")
-    try:
+    with Deployment(tmp_path, str(file), "", "--gpus", "1") as made:
         yield made.start()
-    finally:
-        made.close()
 
 
 def ready(deployment: Deployment, component: str) -> int:
@@ -122,8 +119,7 @@ async def test_llama_cpp_hands_the_prompts_of_a_model_over_too_and_both_its_work
     ant = "{conditional-disagg: true, max-local-prefill-length: 100, max-prefill-queue-size: 9, prefill: {}}"
     file = tmp_path / "models.yaml"
     file.write_text(f"Common: {common}\nModels: {{ant: {ant}, bee: {{}}}}\n")
-    made = Deployment(tmp_path, str(file), "")
-    try:
+    with Deployment(tmp_path, str(file), "") as made:
         deployment = await asyncio.to_thread(made.start)
         async with aiohttp.ClientSession() as session:
             assert not (await ask(session, deployment.url, "ant", is_stream=True, tokens=4)).fault
@@ -135,5 +131,3 @@ async def test_llama_cpp_hands_the_prompts_of_a_model_over_too_and_both_its_work
         assert (await asyncio.to_thread(deployment.run, "unload", "ant")).returncode == 0
         await eventually(lambda: not deployment.workers("ant-prefill"))
         assert ready(deployment, "bee") == 1
-    finally:
-        made.close()

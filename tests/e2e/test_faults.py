@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from dynaplan.process.process_table import boot_id, identify
-from tests.e2e.deployment import EXECUTED, MODEL, Deployment
+from tests.e2e.deployment import EXECUTED, MODEL, Deployment, refusal
 from tests.e2e.test_kills import is_whole, process_of
 from tests.e2e.traces import fill, processes_of, small_disk
 from tests.fakes.load import Load
@@ -92,19 +92,14 @@ def test_a_statefile_from_a_live_arbiter_is_refused_and_kept(tmp_path: Path) -> 
     document = json.loads(path.read_text())
     document["arbiter"] |= {"pid": os.getpid(), "started_at": identify(os.getpid())}
     path.write_text(json.dumps(document))
-    result = serve_to_its_end(tmp_path)
-    assert result.returncode == 2
-    assert f"already running here (pid {os.getpid()})" in result.stderr
+    assert f"already running here (pid {os.getpid()})" in refusal(tmp_path)
     assert json.loads(path.read_text()) == document
 
 
 def serve_to_its_end(directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """``dynaplan serve`` in these directories, when it is expected to refuse."""
-    deployment = Deployment(directory, "graphs.agg:Frontend", "agg.yaml", environment=environment)
-    try:
+    with Deployment(directory, "graphs.agg:Frontend", "agg.yaml", environment=environment) as deployment:
         return deployment.run(*deployment.command[1:], timeout_s=30)
-    finally:
-        deployment.close()
 
 
 @pytest.mark.slow
@@ -214,10 +209,8 @@ def test_a_disk_that_is_full_at_the_start_is_refused_in_words(
     try:
         with small_disk(full):
             fill(full)
-            result = serve_to_its_end(tmp_path, **{names[place]: str(full)})
+            said = refusal(tmp_path, environment={names[place]: str(full)})
     except OSError as error:
         pytest.skip(f"cannot mount a small file system: {error}")
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert "Traceback" not in result.stderr
-    assert str(full) in result.stderr
-    assert "No space left" in result.stderr
+    assert str(full) in said
+    assert "No space left" in said

@@ -93,11 +93,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     for name, text in (("program.py", PROGRAM), ("ask.py", ASK), ("decide.py", DECIDE)):
         (directory / name).write_text(text)
     options = ("--compat", "dynamo", "--working-dir", str(directory))
-    made = Deployment(directory, "old:Front", "", *options, namespace="old")
-    try:
+    with Deployment(directory, "old:Front", "", *options, namespace="old") as made:
         yield made.start()
-    finally:
-        made.close()
 
 
 def output(deployment: Deployment, *command: str) -> str:

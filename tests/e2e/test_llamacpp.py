@@ -31,20 +31,14 @@ COMPLETIONS = "/v1/completions"
 
 @pytest.fixture(scope="module")
 def one_pool(tmp_path_factory: pytest.TempPathFactory, tiny_gguf: Path) -> Iterator[Deployment]:
-    deployment = aggregated(tmp_path_factory.mktemp("agg"), tiny_gguf)
-    try:
+    with aggregated(tmp_path_factory.mktemp("agg"), tiny_gguf) as deployment:
         yield deployment.start()
-    finally:
-        deployment.close()
 
 
 @pytest.fixture(scope="module")
 def two_pools(tmp_path_factory: pytest.TempPathFactory, tiny_gguf: Path) -> Iterator[Deployment]:
-    deployment = disaggregated(tmp_path_factory.mktemp("disagg"), tiny_gguf)
-    try:
+    with disaggregated(tmp_path_factory.mktemp("disagg"), tiny_gguf) as deployment:
         yield deployment.start()
-    finally:
-        deployment.close()
 
 
 @pytest.mark.parametrize("pools", ["one_pool", "two_pools"])

@@ -33,11 +33,8 @@ def two_pools(tmp_path_factory: pytest.TempPathFactory, tiny_gguf: Path) -> Iter
         "--VllmWorker.hang-timeout=2",
         "--PrefillWorker.hang-timeout=2",
     )
-    deployment = disaggregated(tmp_path_factory.mktemp("faults"), tiny_gguf, *options)
-    try:
+    with disaggregated(tmp_path_factory.mktemp("faults"), tiny_gguf, *options) as deployment:
         yield deployment.start()
-    finally:
-        deployment.close()
 
 
 async def is_back(deployment: Deployment, worker: str, old_pid: int) -> bool:

@@ -32,11 +32,8 @@ Models:
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    made = serving(tmp_path_factory.mktemp("models"), CONFIG)
-    try:
+    with serving(tmp_path_factory.mktemp("models"), CONFIG) as made:
         yield made.start()
-    finally:
-        made.close()
 
 
 async def test_requests_for_three_models_are_all_answered_by_their_own(deployment: Deployment) -> None:
@@ -139,8 +136,7 @@ async def test_a_model_grows_under_a_burst_and_gives_its_second_gpu_to_another_w
 ) -> None:
     file = tmp_path / "models.yaml"
     file.write_text(GROWING)
-    made = Deployment(tmp_path, str(file), "", "--gpus", "2")
-    try:
+    with Deployment(tmp_path, str(file), "", "--gpus", "2") as made:
         deployment = await asyncio.to_thread(made.start)
         burst = asyncio.create_task(mixed(deployment.url, ["ant"], requests=200, clients=20, tokens=200))
         await eventually(lambda: _ready(deployment, "ant") == 2)
@@ -152,8 +148,6 @@ async def test_a_model_grows_under_a_burst_and_gives_its_second_gpu_to_another_w
         assert [each.fault for each in await burst if each.fault] == []
         why = await asyncio.to_thread(deployment.run, "why")
         assert "makes room for bee: other workers of ant go on" in why.stdout
-    finally:
-        made.close()
 
 
 def _ready(deployment: Deployment, name: str) -> int:

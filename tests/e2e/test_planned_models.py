@@ -69,8 +69,7 @@ def ready(deployment: Deployment, name: str) -> int:
 async def test_the_planner_of_a_model_adds_a_worker_that_leaves_for_another_model_and_no_request_is_lost(
     tmp_path: Path,
 ) -> None:
-    made = serving(tmp_path, BY_LOAD)
-    try:
+    with serving(tmp_path, BY_LOAD) as made:
         deployment = await asyncio.to_thread(made.start)
         async with Load(deployment.url, "ant", clients=12, tokens=60, prompt="word " * 500) as load:
             await eventually(lambda: ready(deployment, "ant") == 2)
@@ -87,16 +86,13 @@ async def test_the_planner_of_a_model_adds_a_worker_that_leaves_for_another_mode
         assert "one decode worker more" in why
         assert "model ant (worker 2): load: its planner wants 2 workers, and it has 1" in why
         assert "makes room for bee: other workers of ant go on" in why
-    finally:
-        made.close()
 
 
 @pytest.mark.slow
 async def test_the_planner_of_a_disaggregated_model_adds_a_prefill_worker_by_its_own_queue(
     tmp_path: Path,
 ) -> None:
-    made = serving(tmp_path, PAIR, gpus=3)
-    try:
+    with serving(tmp_path, PAIR, gpus=3) as made:
         deployment = await asyncio.to_thread(made.start)
         async with Load(deployment.url, "ant", clients=12, tokens=8, prompt="word " * 2000) as load:
             await eventually(lambda: ready(deployment, "ant-prefill") == 2)
@@ -106,8 +102,6 @@ async def test_the_planner_of_a_disaggregated_model_adds_a_prefill_worker_by_its
         why = (await asyncio.to_thread(deployment.run, "why", "--changes", "-n", "30")).stdout
         assert "model ant (prefill) (worker 2): load: its planner wants 2 prefill workers" in why
         assert "one prefill worker more" in why
-    finally:
-        made.close()
 
 
 @pytest.mark.slow
@@ -115,8 +109,7 @@ async def test_the_planner_of_a_disaggregated_model_adds_a_prefill_worker_by_its
 async def test_two_models_are_planned_for_by_their_targets_and_who_kills_planner_and_serve_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    made = serving(tmp_path, BY_TARGETS)
-    try:
+    with serving(tmp_path, BY_TARGETS) as made:
         deployment = await asyncio.to_thread(made.start)
         async with (
             Load(deployment.url, "ant", clients=8, tokens=20, prompt="word " * 1500) as load,
@@ -142,8 +135,6 @@ async def test_two_models_are_planned_for_by_their_targets_and_who_kills_planner
         runs = runs_in_tensorboard(deployment)
         assert runs.keys() == {"ant", "bee"}
         assert all("desired_decode_workers" in tags for tags in runs.values())
-    finally:
-        made.close()
 
 
 def watched_planner(deployment: Deployment, model: str) -> dict[str, Any]:

@@ -62,10 +62,8 @@ def running(open_directory: Path) -> Iterator[Deployment]:
     for directory in (deployment.statefile_path.parent, open_directory / "logs" / "dynamo"):
         directory.mkdir(parents=True)
     deployment.runtime_base.chmod(0o755)
-    try:
+    with deployment:
         yield deployment.start()
-    finally:
-        deployment.close()
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +71,8 @@ def plain(open_directory: Path) -> Iterator[Deployment]:
     """A deployment of services with endpoints of their own."""
     deployment = Deployment(open_directory, "graphs.hello_world:Frontend", "", namespace="hello")
     deployment.runtime_base.chmod(0o755)
-    try:
+    with deployment:
         yield deployment.start()
-    finally:
-        deployment.close()
 
 
 def clients_environment(deployment: Deployment) -> dict[str, str]:

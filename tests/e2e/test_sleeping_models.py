@@ -53,8 +53,7 @@ class Asking:
 
 @pytest.mark.slow
 async def test_an_idle_model_sleeps_for_another_and_a_request_wakes_it_without_a_load(tmp_path: Path) -> None:
-    made = serving(tmp_path, SLEEPING)
-    try:
+    with serving(tmp_path, SLEEPING) as made:
         made.start()
         async with aiohttp.ClientSession() as session:
             for model in ("ant", "bee"):
@@ -71,15 +70,12 @@ async def test_an_idle_model_sleeps_for_another_and_a_request_wakes_it_without_a
             assert "asleep" in (await asyncio.to_thread(made.run, "models")).stdout
             assert not (await ask(session, made.url, "ant", is_stream=True, tokens=4)).fault
         assert loads(made) == {"ant": 1, "bee": 1}
-    finally:
-        made.close()
 
 
 @asynccontextmanager
 async def a_sleeper(directory: Path) -> AsyncIterator[tuple[Deployment, Asking]]:
     """A deployment in which ant sleeps and bee is loaded; at the end no memory was given twice."""
-    made = serving(directory, SLEEPING)
-    try:
+    with serving(directory, SLEEPING) as made:
         await asyncio.to_thread(made.start)
         async with aiohttp.ClientSession() as session:
             client = Asking(session, made.url)
@@ -92,8 +88,6 @@ async def a_sleeper(directory: Path) -> AsyncIterator[tuple[Deployment, Asking]]
         assert misdirected(made) == []
         held = [{name for name, state in each.items() if state == "loaded"} for each in client.seen]
         assert max(map(len, held)) == 1, "of two models one at a time fits"
-    finally:
-        made.close()
 
 
 def pids(deployment: Deployment) -> dict[str, int]:

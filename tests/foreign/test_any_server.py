@@ -79,13 +79,10 @@ models:
 groups: {{all: {{swap: false, exclusive: false, members: [any, based, unchecked]}}}}
 hooks: {{on_startup: {{preload: [all]}}}}
 """)
-    deployment = Deployment(directory, str(file), "")
-    try:
+    with Deployment(directory, str(file), "") as deployment:
         made = Client(deployment.start())
         assert made.chat("whole", stream=False).status == 200  # loaded: no comment comes before
         yield made
-    finally:
-        deployment.close()
 
 
 def test_a_document_for_a_stream_and_a_stream_for_a_document_come_as_they_are(client: Client) -> None:
@@ -252,8 +249,7 @@ def test_a_document_for_a_stream_that_comments_have_begun_is_its_only_event(clie
 def test_a_key_protects_what_it_protects_in_llama_swap(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"models: {{any: {{cmd: '{SERVER} --port ${{PORT}}'}}}}\napiKeys: [one, two]\n")
-    deployment = Deployment(tmp_path, str(file), "")
-    try:
+    with Deployment(tmp_path, str(file), "") as deployment:
         client = Client(deployment.start())
         paths = ("/v1/models", "/running", "/logs", "/api/metrics", "/upstream/any/props", "/props")
         for path in (*paths, "/logs/stream/any", "/api/events", "/unload"):
@@ -262,5 +258,3 @@ def test_a_key_protects_what_it_protects_in_llama_swap(tmp_path: Path) -> None:
             assert client.ask(path, Authorization="Bearer two").status == 200, path
         assert client.ask("/health").status == 200
         assert "authorization" in client.ask("/props", X_Api_Key="one").document["headers"]
-    finally:
-        deployment.close()

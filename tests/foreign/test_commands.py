@@ -29,11 +29,10 @@ models:
 """
 
 
-def started(directory: Path, config: str, name: str = "config.yaml") -> Deployment:
+def serving(directory: Path, config: str, name: str = "config.yaml") -> Deployment:
     (directory / name).write_text(config)
     environment = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-    made = Deployment(directory, str(directory / name), "", environment=environment)
-    return made.start()
+    return Deployment(directory, str(directory / name), "", environment=environment)
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +42,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Deployment]:
-    made = started(tmp_path_factory.mktemp("commands"), CONFIG.format(model=model))
-    try:
-        yield made
-    finally:
-        made.close()
+    with serving(tmp_path_factory.mktemp("commands"), CONFIG.format(model=model)) as made:
+        yield made.start()
 
 
 def ask(deployment: Deployment, name: str) -> dict[str, Any]:
@@ -146,13 +142,10 @@ temp = 0.6
 
 
 def test_a_preset_is_the_command_that_the_router_would_run(tmp_path: Path, model: Path) -> None:
-    deployment = started(tmp_path, PRESETS.format(model=model), "models.ini")
-    try:
-        said = ask(deployment, "one")
+    with serving(tmp_path, PRESETS.format(model=model), "models.ini") as deployment:
+        said = ask(deployment.start(), "one")
         assert said["words"][:9] == [
             *("--n-gpu-layers", "all", "--no-mmap", "--model", str(model)),
             *("--ctx-size", "2048", "--temp", "0.6"),
         ]
         assert not {"--parallel", "--threads", "--batch-size", "--no-webui"} & set(said["words"])
-    finally:
-        deployment.close()

@@ -22,8 +22,7 @@ Models:
 
 
 def test_a_program_that_fails_is_answered_with_its_last_lines(tmp_path: Path) -> None:
-    deployment = two_gpus(tmp_path, FAILING)
-    try:
+    with two_gpus(tmp_path, FAILING) as deployment:
         deployment.start()
         with pytest.raises(urllib.error.HTTPError) as failed:
             ask(deployment, "bad")
@@ -36,5 +35,3 @@ def test_a_program_that_fails_is_answered_with_its_last_lines(tmp_path: Path) ->
             ask(deployment, "behind")
         said = json.load(failed.value)["error"]["message"]
         assert "it must stay in the foreground" in said
-    finally:
-        deployment.close()

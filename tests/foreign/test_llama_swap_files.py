@@ -17,15 +17,12 @@ def dry_run(directory: Path, text: str) -> tuple[dict[str, Any], str]:
     """Return the configuration that ``serve --dry-run`` shows of the file, and what it says beside it."""
     file = directory / "config.yaml"
     file.write_text(text)
-    deployment = Deployment(directory, str(file), "")
-    try:
+    with Deployment(directory, str(file), "") as deployment:
         done = deployment.run(*deployment.command[1:], "--dry-run")
         assert done.returncode == 0, done.stderr
         shown = done.stdout[done.stdout.index("{") :]
         document, _ = json.JSONDecoder().raw_decode(shown)
         return dict(document), done.stdout + done.stderr
-    finally:
-        deployment.close()
 
 
 @pytest.mark.parametrize(

@@ -84,11 +84,8 @@ def test_a_graph_of_the_originals_api_has_the_same_answers_here(
     expected = answers_of_the_original(original, environment, tmp_path / "original.log")
     assert len(expected) == ANSWERS, (tmp_path / "original.log").read_text()
     options = ("--compat", "dynamo", "--working-dir", str(HERE))
-    deployment = Deployment(tmp_path, "chain:Front", "", *options, namespace="interop")
-    try:
+    with Deployment(tmp_path, "chain:Front", "", *options, namespace="interop") as deployment:
         deployment.start()
         asking = [sys.executable, str(Path(__file__).with_name("ask.py"))]
         ours = answers(asking, deployment.environment)
-    finally:
-        deployment.close()
     assert ours == expected

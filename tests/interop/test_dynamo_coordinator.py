@@ -20,18 +20,15 @@ WITHIN_S = 120.0
 @pytest.fixture
 def box(tmp_path: Path, tcp_etcd: str) -> Iterator[Deployment]:
     options = ("--gpus", "6", "--Planner.no-operation=true", "--Common.speedup-ratio=0")
-    made = Deployment(
+    with Deployment(
         tmp_path,
         "graphs.disagg:Frontend",
         "disagg.yaml",
         *options,
         namespace=NAMESPACE,
         environment={"ETCD_ENDPOINTS": tcp_etcd},
-    )
-    try:
+    ) as made:
         yield made.start()
-    finally:
-        made.close()
 
 
 async def wait_carried_out(

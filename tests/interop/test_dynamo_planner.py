@@ -44,18 +44,15 @@ def planner_python() -> str:
 @pytest.fixture
 def deployment(tmp_path: Path, tcp_etcd: str) -> Iterator[Deployment]:
     options = ("--gpus", "8", "--Planner.no-operation=true")
-    serve = Deployment(
+    with Deployment(
         tmp_path,
         "graphs.disagg:Frontend",
         "disagg.yaml",
         *options,
         namespace=NAMESPACE,
         environment={"ETCD_ENDPOINTS": tcp_etcd},
-    )
-    try:
+    ) as serve:
         yield serve.start()
-    finally:
-        serve.close()
 
 
 def prometheus(directory: Path, target: str) -> tuple[list[str], str]:

@@ -25,17 +25,11 @@ def model() -> Path:
 
 @pytest.fixture(scope="module")
 def one_pool(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Deployment]:
-    deployment = aggregated(tmp_path_factory.mktemp("agg"), model)
-    try:
+    with aggregated(tmp_path_factory.mktemp("agg"), model) as deployment:
         yield deployment.start()
-    finally:
-        deployment.close()
 
 
 @pytest.fixture(scope="module")
 def two_pools(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Deployment]:
-    deployment = disaggregated(tmp_path_factory.mktemp("disagg"), model)
-    try:
+    with disaggregated(tmp_path_factory.mktemp("disagg"), model) as deployment:
         yield deployment.start()
-    finally:
-        deployment.close()

@@ -98,11 +98,8 @@ def unpacked(directory: Path) -> Path:
 @pytest.fixture(scope="module")
 def embedding(tmp_path_factory: pytest.TempPathFactory, embedder: Path) -> Iterator[Deployment]:
     options = ("--VllmWorker.embedding=true", "--VllmWorker.pooling=mean", "--VllmWorker.max-model-len=512")
-    deployment = aggregated(tmp_path_factory.mktemp("embed"), embedder, *options)
-    try:
+    with aggregated(tmp_path_factory.mktemp("embed"), embedder, *options) as deployment:
         yield deployment.start()
-    finally:
-        deployment.close()
 
 
 def vectors(deployment: Deployment, texts: Sequence[str]) -> list[np.ndarray]:
@@ -127,11 +124,8 @@ def test_embeddings_of_a_real_model_are_near_where_meanings_are(embedding: Deplo
 def ranking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     directory = tmp_path_factory.mktemp("rank")
     options = ("--VllmWorker.embedding=true", "--VllmWorker.pooling=rank", "--VllmWorker.max-model-len=512")
-    deployment = aggregated(directory, tiny_ranker(directory), *options)
-    try:
+    with aggregated(directory, tiny_ranker(directory), *options) as deployment:
         yield deployment.start()
-    finally:
-        deployment.close()
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])

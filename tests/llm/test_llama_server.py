@@ -39,11 +39,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, model: Path, program: P
     directory = tmp_path_factory.mktemp("swap")
     file = directory / "config.yaml"
     file.write_text(CONFIG.format(program=program, model=model))
-    made = Deployment(directory, str(file), "")
-    try:
+    with Deployment(directory, str(file), "") as made:
         yield made.start()
-    finally:
-        made.close()
 
 
 def get(deployment: Deployment, path: str) -> bytes:

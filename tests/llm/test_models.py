@@ -36,11 +36,8 @@ def models(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[De
     directory = tmp_path_factory.mktemp("models")
     file = directory / "models.yaml"
     file.write_text(CONFIG.format(smol=model, tiny=tiny_gguf(directory, "qwen2")))
-    deployment = Deployment(directory, str(file), "", "--model-memory", MEMORY)
-    try:
+    with Deployment(directory, str(file), "", "--model-memory", MEMORY) as deployment:
         yield deployment.start()
-    finally:
-        deployment.close()
 
 
 async def test_two_hundred_requests_for_three_real_models_are_answered_by_their_own(
