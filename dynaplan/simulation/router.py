@@ -17,7 +17,7 @@ from dynaplan.routing.disaggregation import route_prefill
 from dynaplan.routing.kv_index import KvIndex, PrefixIndex
 from dynaplan.routing.routing_logic import make_routing_logic
 from dynaplan.simulation.pools import SimulatedWorker
-from dynaplan.util.splitmix import uniform_draws
+from dynaplan.util.splitmix import UniformDraws
 
 PREFIX_AWARE = "kv"
 """The mode that asks for prompts' cached prefixes."""
@@ -132,9 +132,9 @@ class SimulatedRouter:
 
     def __init__(self, routing: SimulatedRouting, seed: int) -> None:
         self.routing = routing
-        draws = uniform_draws(seed)
+        draws = UniformDraws(seed)
         self._logic = make_routing_logic(
-            routing.mode, lambda: next(draws), routing.overlap_weight, routing.temperature
+            routing.mode, draws.__next__, routing.overlap_weight, routing.temperature
         )
         self._prefill_caches = ReportedCaches()
         self._waiting_blocks: Counter[int] = Counter()

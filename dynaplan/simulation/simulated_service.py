@@ -32,6 +32,7 @@ from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.pools import CacheChanges, Pools, SimulatedEngine, SimulatedWorker
 from dynaplan.simulation.prefill_queue import SimulatedPrefillQueue
 from dynaplan.simulation.router import SimulatedRouter, SimulatedRouting
+from dynaplan.simulation.tally import OutcomeAndMeter, Tally
 
 REFILL_S = 0.002
 """Seconds from the end of a prompt's prefill until the next prompt takes its place: a live worker publishes
@@ -91,12 +92,16 @@ class _Request:
 
 
 class SimulatedService:
-    """One deployment. The caller feeds arrivals and the time, which only goes forward."""
+    """One deployment. The caller feeds arrivals and the time, which only goes forward.
 
-    def __init__(self, settings: ServiceSettings, first: PoolSizes) -> None:
+    What becomes of requests counts in ``outcome`` and ``meter``; with a ``tally`` of one's own, only there.
+    """
+
+    def __init__(self, settings: ServiceSettings, first: PoolSizes, tally: Tally | None = None) -> None:
         self.settings = settings
         self.outcome = Outcome(settings.slo)
         self.meter = TrafficMeter(settings.slo.ttft_ms, settings.slo.itl_ms)
+        self._tally = tally or OutcomeAndMeter(self.outcome, self.meter)
         self.now_s = 0.0
         self._events: list[_Event] = []
         self._sequence = 0
@@ -136,7 +141,8 @@ class SimulatedService:
                 self.advance_decoders(self.now_s + NEVER_S)
                 if len(self._requests) == before and not self._events:
                     break
-        self.outcome.lost += len(self._requests)
+        for request in self._requests.values():
+            self._tally.lost(request.traced)
         return max(
             [self.now_s, *(worker.engine.now_s for worker in self.pools.all() if not worker.book.in_flight)]
         )
@@ -146,6 +152,13 @@ class SimulatedService:
         for worker in self.pools.all(Role.DECODE):
             worker.engine.advance(at_s)
         self.pools.end_drained(at_s)
+
+    def shared_by_copies(self) -> dict[int, Any]:
+        """Return what deep copies need not copy, because it never changes, as the memo of ``deepcopy``."""
+        traced = [request.traced for request in self._requests.values()]
+        engines = [part for engine in self.settings.engines.values() for part in engine]
+        parts = [self.settings, *engines, *traced, *(each.block_hashes for each in traced)]
+        return {id(part): part for part in parts}
 
     @property
     def in_service(self) -> int:
@@ -195,10 +208,10 @@ class SimulatedService:
         self._count += 1
         is_servable = min(traced.prompt_tokens, traced.output_tokens) >= 1 and tokens <= engine.context_tokens
         if not is_servable or self._is_full():
-            self.outcome.lost += 1
+            self._tally.lost(traced)
             return
         self._waiting += 1
-        self.meter.arrived()
+        self._tally.arrived()
         key = str(self._count)
         if traced.block_hashes:
             traced = traced.with_blocks_of(engine.block_tokens)
@@ -299,21 +312,14 @@ class SimulatedService:
                 self._rest = self._rest.after(at_s - request.handed_over_s)
             assert request.entry is not None
             request.entry.finish_prefill()
-            self.meter.first_token(at_s - request.traced.arrival_s)
+            self._tally.first_token(at_s - request.traced.arrival_s)
 
     def _finished_at(self, key: str, at_s: float) -> None:
         request = self._requests.pop(key)
         assert request.entry and request.decode and request.computed
         request.entry.close()
-        traced, came_s, tokens = request.traced, request.traced.arrival_s, request.traced.output_tokens
-        cached_tokens = request.computed.cached_tokens
-        self.meter.finished(traced, at_s - request.first_s, at_s - came_s, cached_tokens)
-        itl_s = (at_s - request.first_s) / (tokens - 1) if tokens > 1 else None
-        queued_s = max(0.0, request.begun_s - came_s)
-        self.outcome.add(came_s, request.first_s - came_s, itl_s, at_s - came_s, tokens, queued_s)
-        self.outcome.by_worker[request.decode.number] += 1
-        if traced.block_hashes:
-            self.outcome.note_hits(traced.prompt_tokens, cached_tokens)
+        worker, cached_tokens = request.decode.number, request.computed.cached_tokens
+        self._tally.answered(request.traced, worker, request.begun_s, request.first_s, at_s, cached_tokens)
 
     # -- remote prefill --------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
 """Does a backtest answer as it would with all that came, and with every split tried to its end?
 
 A planner keeps arrivals by metric pull and histograms of lengths, of which a backtest draws its requests
-(``planner/backtesting/evidence.py``); its search climbs from the last answer, and ends a run as soon as too
-many have missed. Here the last question of the first twenty minutes of twenty random hours is answered three
-times: as the planner does, by the same search on the requests that came, and on those by trying every split.
+(``planner/backtesting/drawn_requests.py``); its search climbs from the last answer, and ends a run as soon as
+too many have missed. Here the last question of the first twenty minutes of twenty random hours is answered
+three times: as the planner does, by the same search on the requests that came, and on those by trying every
+split.
 
 ``python -m tests.bench backtests``: in how many of the twenty windows the number of workers differs.
 """
@@ -17,11 +18,10 @@ from unittest.mock import patch
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.counts import PoolSizes
-from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.lab.simulate import planner_policy
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.planner.backtesting.backtest import simulated_service
-from dynaplan.planner.backtesting.evidence import requests_of
+from dynaplan.planner.backtesting.drawn_requests import DrawnInterval, draw_window
 from dynaplan.planner.backtesting.schedule import BacktestSchedule, Question
 from dynaplan.planner.backtesting.search import Search, find_cheapest, run
 from dynaplan.planner.rules.sla_policy import PerformanceModel, apply_corrections
@@ -29,6 +29,7 @@ from dynaplan.simulation.traces.reading import read_requests
 from tests.bench.autoscalers import run_policy
 from tests.bench.decisions import random_hour
 from tests.bench.table import Row
+from tests.unit.planner.backtesting.windows import given_window
 
 SEEDS = range(300, 320)
 DURATION_S = 1200
@@ -47,7 +48,6 @@ def answers_of(hour: SimulateOptions) -> tuple[PoolSizes, PoolSizes, PoolSizes]:
     """Return the three answers to the last question that the policy asks in that hour."""
     asked_s, (model, settings, question) = last_question(hour)
     service = apply_corrections(model, question.corrections, question.present)
-    engine = service.decode.settings
     begin_s = asked_s - sum(each.length_s for each in question.intervals)
     came = [
         replace(each, arrival_s=each.arrival_s - begin_s)
@@ -55,13 +55,14 @@ def answers_of(hour: SimulateOptions) -> tuple[PoolSizes, PoolSizes, PoolSizes]:
         if begin_s <= each.arrival_s < asked_s
     ]
 
-    def search(requests: Sequence[TracedRequest]) -> Search:
+    def search(window: Sequence[DrawnInterval]) -> Search:
         simulated = simulated_service(service, settings, question.limits)
-        return Search(simulated, requests, question.may_miss, question.present, question.limits)
+        return Search(simulated, window, question.may_miss, question.present, question.limits)
 
-    drawn = requests_of(question.intervals, engine.block_tokens, engine.context_tokens)
-    as_planned, as_came = (find_cheapest(search(each), question.begin)[0].workers for each in (drawn, came))
-    return as_planned, as_came, try_every_split(search(came))
+    drawn = draw_window(question.intervals, service.decode.settings)
+    given = given_window(came, settings.adjustment_interval_s)
+    as_planned, as_came = (find_cheapest(search(each), question.begin)[0].workers for each in (drawn, given))
+    return as_planned, as_came, try_every_split(search(given))
 
 
 Asked = tuple[PerformanceModel, PlannerSettings, Question]
@@ -79,7 +80,7 @@ def last_question(hour: SimulateOptions) -> tuple[float, Asked]:
         return question
 
     def noting_question(*given: Any) -> Any:
-        asked.append(given)
+        asked.append(given[:3])
         return compute(*given)
 
     with (

@@ -31,7 +31,7 @@ from dynaplan.engines.timing_model.tokens import (
 from dynaplan.util.documents import shown
 from dynaplan.util.errors import UserError
 from dynaplan.util.sockets import is_own_address
-from dynaplan.util.splitmix import uniform_draws
+from dynaplan.util.splitmix import UniformDraws
 
 INTRODUCTION = "This is dynaplan's simulated engine: no model runs here, the words only keep a pace."
 """The beginning of every answer: whole tokens, as the words behind it are."""
@@ -225,7 +225,7 @@ class AnswerText:
 
     def __init__(self, seed: int) -> None:
         self._introduction = _pieces(INTRODUCTION)
-        numbers = uniform_draws(seed)
+        numbers = UniformDraws(seed)
         vocabulary = FILLER_TEXT.split()
         words = (vocabulary[int(next(numbers) * len(vocabulary))] for _ in range(FILLER_TOKENS))
         self._filler = _pieces("".join(f" {word}" for word in words))

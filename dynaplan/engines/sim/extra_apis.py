@@ -18,7 +18,7 @@ from dynaplan.engines.sim.api import Rendering
 from dynaplan.engines.timing_model.tokens import is_token, prompt_token_ids
 from dynaplan.util.documents import shown
 from dynaplan.util.errors import UserError
-from dynaplan.util.splitmix import uniform_draws
+from dynaplan.util.splitmix import UniformDraws
 
 DEFAULT_DIMENSIONS = 64
 """Numbers of an embedding that no ``dimensions`` are asked for."""
@@ -183,7 +183,7 @@ def embeddings_document(
 
 
 def _vector(prompt: tuple[int, ...], dimensions: int) -> list[float]:
-    numbers = [2 * draw - 1 for draw in islice(uniform_draws(hash(prompt)), dimensions)]
+    numbers = [2 * draw - 1 for draw in islice(UniformDraws(hash(prompt)), dimensions)]
     length = math.hypot(*numbers)
     return [number / length for number in numbers]
 

@@ -26,7 +26,7 @@ from dynaplan.engines.timing_model.kv_blocks import BlockListener, KvBlocks
 from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.util.errors import ConfigError
-from dynaplan.util.splitmix import uniform_draws
+from dynaplan.util.splitmix import UniformDraws
 
 DEFAULT_CONTEXT_TOKENS = 16_384
 """The context where no option says it and the KV cache holds as much."""
@@ -224,7 +224,7 @@ class EngineModel:
         self._filling = [0] * settings.block_tokens  # requests that need a block, by the step modulo its size
         self._finishing: dict[int, dict[str, EngineRequest]] = {}
         self._finish_order: list[int] = []
-        self._jitter = uniform_draws(settings.seed)
+        self._jitter = UniformDraws(settings.seed)
 
     @property
     def is_idle(self) -> bool:

@@ -10,6 +10,7 @@ from dynaplan.config.settings.planner import Forecast, PlannerSettings
 from dynaplan.contract.counts import Sample
 from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.planner.backtesting.backtest import backtest
+from dynaplan.planner.backtesting.runs import SplitRuns
 from dynaplan.planner.backtesting.schedule import BacktestSchedule
 from dynaplan.planner.forecasting.forecaster import forecast
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, TrafficHistory
@@ -65,6 +66,7 @@ class PlannerPolicy:
         self._cycle = PlanningCycle(settings, model, own_policy=own_policy)
         is_backtested = settings.is_by_targets and settings.sizing != "formula"
         self._schedule = BacktestSchedule(settings) if is_backtested else None
+        self._runs = SplitRuns()
         self._history = TrafficHistory(settings.adjustment_interval_s, before)
         self._service: SimulatedService
         self._desired = DesiredCounts()
@@ -126,7 +128,7 @@ class PlannerPolicy:
         schedule.add(observation)
         present, limits = backtest_basis(settings, observation)
         if question := schedule.question(observation, state, limits, present):
-            schedule.note(question, backtest(model, settings, question), observation.at_s, 0.0)
+            schedule.note(question, backtest(model, settings, question, self._runs), observation.at_s, 0.0)
         return replace(observation, backtest=schedule.answer(observation))
 
     def record(

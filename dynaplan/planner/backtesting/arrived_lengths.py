@@ -49,7 +49,7 @@ Weights = dict[float, float]
 def arrived_lengths(intervals: Sequence[Interval]) -> list[tuple[Weights, Weights]]:
     """Return the weights of the prompts and of the answers that arrived in each interval."""
     prompts, answers = _dated_back(intervals)
-    ages = _tokens_by_now(intervals)
+    ages = tokens_by_now(intervals)
     longest = max((tokens for each in answers for tokens in each), default=0.0)
     lost = _lost_part(intervals, answers, [age > longest for age in ages])
     came = [(1 - lost) * each.requests for each in intervals]
@@ -107,7 +107,7 @@ def product_limit(
 
 def _dated_back(intervals: Sequence[Interval]) -> tuple[list[Weights], list[Weights]]:
     """Return the prompts and the answers that ended in the window, by the interval of their arrival."""
-    begins_s = [0.0, *accumulate(each.length_s for each in intervals)]
+    begins_s = list(accumulate((each.length_s for each in intervals), initial=intervals[0].begin_s))
     prompts: list[Weights] = [{} for _ in intervals]
     answers: list[Weights] = [{} for _ in intervals]
     for number, interval in enumerate(intervals):
@@ -138,7 +138,7 @@ def _weights(lengths: Lengths, count: float) -> Weights:
     return weights
 
 
-def _tokens_by_now(intervals: Sequence[Interval]) -> list[float]:
+def tokens_by_now(intervals: Sequence[Interval]) -> list[float]:
     """Return how many tokens an answer has by the end that began in the middle of each interval."""
     ages, tokens = [], 0.0
     for each in reversed(intervals):

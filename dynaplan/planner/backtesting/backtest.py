@@ -5,7 +5,8 @@ from __future__ import annotations
 from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.backtesting.evidence import requests_of
+from dynaplan.planner.backtesting.drawn_requests import draw_window
+from dynaplan.planner.backtesting.runs import SplitRuns
 from dynaplan.planner.backtesting.schedule import Question
 from dynaplan.planner.backtesting.search import Search, Trial, find_cheapest
 from dynaplan.planner.model import BacktestResult, SplitTrial, WorkerLimits
@@ -19,18 +20,22 @@ MAX_COMPARED = 4
 """Splits that an answer keeps, its own first and then those that cost as little."""
 
 
-def backtest(model: PerformanceModel, settings: PlannerSettings, question: Question) -> BacktestResult:
-    """Return the cheapest split for the question's traffic; takes seconds of CPU time."""
+def backtest(
+    model: PerformanceModel, settings: PlannerSettings, question: Question, runs: SplitRuns | None = None
+) -> BacktestResult:
+    """Return the cheapest split for the question's traffic; takes seconds of CPU time.
+
+    With the ``runs`` of the planner's last backtest it goes on where that stopped.
+    """
     model = model.with_learnt(question.learnt)
     service = apply_corrections(model, question.corrections, question.present)
-    engine = service.decode.settings
-    requests = requests_of(question.intervals, engine.block_tokens, engine.context_tokens)
     search = Search(
         simulated_service(service, settings, question.limits),
-        requests,
+        draw_window(question.intervals, service.decode.settings),
         question.may_miss,
         question.present,
         question.limits,
+        runs or SplitRuns(),
     )
     best, trials = find_cheapest(search, question.begin)
     others = sorted(
@@ -40,7 +45,7 @@ def backtest(model: PerformanceModel, settings: PlannerSettings, question: Quest
     return BacktestResult(
         best.workers,
         f"none of the {len(trials)} splits that were tried keeps the promise" if is_ended else "",
-        requests=len(requests),
+        requests=search.requests,
         window_s=sum(each.length_s for each in question.intervals),
         tried=tuple(map(_as_tried, (best, *others[: MAX_COMPARED - 1]))),
     )

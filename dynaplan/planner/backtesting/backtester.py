@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgspec
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.planner.backtesting.backtest import backtest
+from dynaplan.planner.backtesting.runs import SplitRuns
 from dynaplan.planner.backtesting.schedule import BacktestSchedule, Question
 from dynaplan.planner.model import BacktestResult, Observation, PlannerState
 from dynaplan.planner.rules.decision import backtest_basis
@@ -130,16 +132,18 @@ def main(arguments: Sequence[str]) -> None:
     """Compute a backtest for each question."""
     channel, _ = become_helper(arguments)
     os.nice(NICENESS)
+    runs: defaultdict[bytes, SplitRuns] = defaultdict(SplitRuns)
     for options, payload in channel:
-        channel.answer({}, answer(options, payload))
+        planner = msgspec.json.encode(options)
+        channel.answer({}, answer(options, payload, runs[planner]))
 
 
-def answer(options: dict[str, Any], payload: bytes) -> bytes:
-    """Return the answer to a question of ``LiveBacktester``."""
+def answer(options: dict[str, Any], payload: bytes, runs: SplitRuns) -> bytes:
+    """Return the answer to a question of ``LiveBacktester``, whose last one left these runs."""
     begun_s = time.process_time()
     settings = PlannerSettings.from_options(options)
     question = msgspec.json.decode(payload, type=Question)
-    found = backtest(build_sla_model(settings), settings, question)
+    found = backtest(build_sla_model(settings), settings, question, runs)
     return msgspec.json.encode(BacktestAnswer(found, time.process_time() - begun_s))
 
 

@@ -2,15 +2,8 @@
 
 **Evidence** is the traffic that decisions observe: the arrivals of each metric pull, histograms of the
 lengths, and the part of the prompts that caches had. ``decisions.jsonl`` holds it, so it survives a restart
-and goes with an export; no text and no single request is kept. ``requests_of`` turns it back into requests:
-
-- the arrivals of a pull are spread over it at random; over the interval, where pulls are not known;
-- lengths are drawn from those of the requests that arrived in it (``arrived_lengths.py``) in equal steps of
-  their distribution (Weyl sequences, one for prompts and one for answers);
-- the cached part of a prompt is a prefix that all prompts share;
-- no request exceeds the engine's context, as none is served that does.
-
-Lost are who sent what, and how a prompt's length goes with its answer's.
+and goes with an export; no text and no single request is kept. ``drawn_requests.py`` turns it back into
+requests.
 
 **Arrival curves** (network calculus; Cruz, "A calculus for network delay", 1991). alpha(k) is the most work
 that came in k intervals in a row, beta(k) the least; they are of what the last backtest saw. A split that
@@ -41,22 +34,16 @@ intervals are known. Work is counted as above; the largest part is taken.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.contract.traffic import Lengths, Traffic
-from dynaplan.planner.backtesting.arrived_lengths import MIN_LENGTHS, Weights, arrived_lengths
+from dynaplan.planner.backtesting.arrived_lengths import MIN_LENGTHS
 from dynaplan.planner.backtesting.intervals import Interval
 from dynaplan.planner.model import LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN
 from dynaplan.planner.sizing.queueing.workload import MAX_HIT_RATE
-from dynaplan.util.splitmix import uniform_draws
-
-WEYL_STEPS = (0.6180339887498949, 0.7548776662466927)
-"""The steps by which lengths are drawn: the golden ratio's, and the plastic number's."""
 
 NOTHING = Lengths.fixed(1.0)
 
@@ -67,7 +54,7 @@ class Evidence:
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._intervals: deque[Interval] = deque()
-        self.span_s = 0.0
+        self._seen_s = self._seen_requests = self.span_s = 0.0
 
     def add(
         self,
@@ -103,8 +90,12 @@ class Evidence:
                 traffic.osl.total if traffic.osl else 0.0,
                 traffic.ttft_ms or (last.ttft_ms if last else 0.0),
                 traffic.itl_ms or (last.itl_ms if last else 0.0),
+                self._seen_s,
+                self._seen_requests,
             )
         )
+        self._seen_s += traffic.interval_s
+        self._seen_requests += traffic.requests
         self.span_s += traffic.interval_s
         dropped = 0
         while self.span_s - self._intervals[0].length_s >= self._window_s:
@@ -129,43 +120,6 @@ def _enough(own: Lengths | None, recent: Lengths | None) -> Lengths | None:
     """Return the interval's own histogram, or the recent one where that has too few."""
     known = [each for each in (own, recent) if each and each.total]
     return known[-1] if known and known[0].total < MIN_LENGTHS else next(iter(known), None)
-
-
-def requests_of(
-    intervals: Sequence[Interval], block_tokens: int, context_tokens: int, seed: int = 1
-) -> list[TracedRequest]:
-    """Return the requests of these intervals, in the order of their arrival, from 0 s on."""
-    draws, number = uniform_draws(seed), 0
-    begin_s, owed, requests = 0.0, 0.0, []
-    for interval, (prompts, answers) in zip(intervals, arrived_lengths(intervals), strict=True):
-        isl, osl = _LengthDraws(prompts), _LengthDraws(answers)
-        pulls = interval.arrivals or (interval.requests,)
-        pull_s = interval.length_s / len(pulls)
-        for pull, arrived in enumerate(pulls):
-            owed += arrived
-            whole = math.floor(owed + 0.5)
-            owed -= whole
-            for place in sorted(next(draws) for _ in range(whole)):
-                number += 1
-                prompt = min(isl.at(number * WEYL_STEPS[0] % 1), context_tokens - 1)
-                answer = min(osl.at(number * WEYL_STEPS[1] % 1), context_tokens - prompt)
-                cached = tuple(range(int(prompt * interval.hit_rate) // block_tokens))
-                at_s = begin_s + (pull + place) * pull_s
-                requests.append(TracedRequest(at_s, prompt, answer, cached, block_tokens if cached else 0))
-        begin_s += interval.length_s
-    return requests
-
-
-class _LengthDraws:
-    """Lengths in tokens by their place, 0 to 1, in a distribution."""
-
-    def __init__(self, weights: Weights) -> None:
-        self._tokens = sorted(weights)
-        self._shares = list(accumulate(weights[each] for each in self._tokens))
-
-    def at(self, place: float) -> int:
-        place *= self._shares[-1]
-        return int(self._tokens[min(bisect_left(self._shares, place), len(self._tokens) - 1)])
 
 
 # -- the present load beside the evidence ----------------------------------------------------------------

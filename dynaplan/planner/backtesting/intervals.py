@@ -15,7 +15,8 @@ class Interval:
     ``unexplained_misses`` are the requests that missed the target that most of them missed. None where
     frontends do not count them, and where the engine model is not to blame: too few workers served, or the
     load was above all that had been backtested.
-    ``failing`` are the workers that had failed, or were started again unasked, at its end.
+    ``failing`` are the workers that had failed, or were started again unasked, at its end. ``begin_s`` and
+    ``requests_before`` are the seconds and the requests before it since the evidence began.
     """
 
     length_s: float
@@ -29,3 +30,5 @@ class Interval:
     answered: float = 0.0
     ttft_ms: float = 0.0
     itl_ms: float = 0.0
+    begin_s: float = 0.0
+    requests_before: float = 0.0

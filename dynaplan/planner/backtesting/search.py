@@ -21,21 +21,23 @@ what was missed too much lately, ``Search.may_miss``).
 6. when all GPUs do not keep it: workers of one role for those of the other, while a point more are in time.
 
 A run of 4 and 5 ends as soon as more have missed than may, which makes a failing split cheap: when nothing
-changes, a search is one whole run and two that end early. Takes for granted that more workers of both roles
-are never worse.
+changes, a search is one whole run and two that end early. Each goes on where the last search left it
+(``runs.py``). Takes for granted that more workers of both roles are never worse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from dynaplan.contract.counts import PoolSizes
-from dynaplan.contract.traced_requests import TracedRequest
+from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
 from dynaplan.planner.backtesting.evidence import allowed_misses
+from dynaplan.planner.backtesting.runs import SplitRun, SplitRuns
 from dynaplan.planner.model import WorkerLimits
 from dynaplan.planner.sizing.limits import fit_budget, raise_to
-from dynaplan.simulation.simulated_service import ServiceSettings, SimulatedService
+from dynaplan.simulation.simulated_service import ServiceSettings
 
 RECENT_S = 600.0
 """Seconds that are looked at once more for themselves, because they may be how it goes on."""
@@ -49,9 +51,6 @@ MAX_RUNS = 12
 
 MIN_GAIN = 0.01
 """The part of the requests that an exchange must bring in time: less is not worth two changes."""
-
-CHECK_EVERY = 16
-"""Requests between two looks whether a run has missed too much already."""
 
 
 def min_requests(may_miss: float) -> int:
@@ -81,13 +80,29 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """One window, and what may be tried. ``may_miss`` is a part of the requests, 0 to 1."""
+    """One window, and what may be tried. ``may_miss`` is a part of the requests, 0 to 1.
+
+    ``runs`` are those of the last search, which this one moves along.
+    """
 
     service: ServiceSettings
-    requests: Sequence[TracedRequest]
+    window: Sequence[DrawnInterval]
     may_miss: float
     present: PoolSizes
     limits: WorkerLimits
+    runs: SplitRuns = field(default_factory=SplitRuns)
+
+    def __post_init__(self) -> None:
+        self.runs.begin(self.service, self.window)
+
+    @cached_property
+    def requests(self) -> int:
+        """The number of requests in the window."""
+        return sum(each.count for each in self.window)
+
+    @property
+    def begin_s(self) -> float:
+        return self.window[0].begin_s if self.window else 0.0
 
 
 def find_cheapest(search: Search, begin: PoolSizes) -> tuple[Trial, tuple[Trial, ...]]:
@@ -170,29 +185,31 @@ class _Climb:
 
 def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
     """Simulate the window on a static split, until it is over or too many have missed."""
-    gpus, requests = search.limits.gpus(workers), search.requests
+    gpus, count, arrived = search.limits.gpus(workers), search.requests, 0
     is_removal = gpus < search.limits.gpus(search.present)
-    may_miss = max(0.0, allowed_misses(len(requests), search.may_miss, -Z if is_removal else 0.0))
-    service = SimulatedService(search.service, workers)
-    outcome = service.outcome
-    for number, request in enumerate(requests, 1):
-        service.run_until(request.arrival_s)
-        outcome.windows.of(request.arrival_s).arrive(request)
-        service.arrive(request)
-        if number % CHECK_EVERY == 0:
-            service.advance_decoders(request.arrival_s)
-            missed = outcome.requests + outcome.lost - outcome.both_met
-            if missed > may_miss and not is_whole:
-                return Trial(workers, gpus, 1 - missed / len(requests), False, number / len(requests))
-    service.run_out()
-    missed = len(requests) - outcome.both_met
-    is_kept = missed <= may_miss and _kept_lately(search, service)
-    return Trial(workers, gpus, 1 - missed / max(1, len(requests)), is_kept)
+    may_miss = max(0.0, allowed_misses(count, search.may_miss, -Z if is_removal else 0.0))
+    kept = course = search.runs.of(workers, search.begin_s)
+    for interval in search.window:
+        if interval.end_s > course.until_s:
+            if course is kept and not interval.is_settled:
+                course = kept.copy()
+            course.serve(interval)
+        arrived += interval.count
+        if interval.end_s == course.until_s and arrived < count and not is_whole:
+            missed = course.misses.since(search.begin_s).either
+            if missed > may_miss:
+                return Trial(workers, gpus, 1 - missed / count, False, arrived / count)
+    if course is kept:
+        course = kept.copy()
+    course.finish()
+    missed = course.misses.since(search.begin_s).either
+    is_kept = missed <= may_miss and _kept_lately(search, course)
+    return Trial(workers, gpus, 1 - missed / max(1, count), is_kept)
 
 
-def _kept_lately(search: Search, service: SimulatedService) -> bool:
-    windows, last_s = service.outcome.windows, search.requests[-1].arrival_s if search.requests else 0.0
-    recent = [each for index, each in enumerate(windows) if (index + 1) * windows.width_s > last_s - RECENT_S]
-    came = sum(each.requests for each in recent)
-    missed = came - sum(each.both_met for each in recent)
+def _kept_lately(search: Search, course: SplitRun) -> bool:
+    end_s = search.window[-1].end_s if search.window else 0.0
+    recent = [each for each in search.window if each.end_s > end_s - RECENT_S]
+    came = sum(each.count for each in recent)
+    missed = course.misses.since(recent[0].begin_s).either if recent else 0
     return missed <= allowed_misses(came, search.may_miss, Z)

@@ -24,7 +24,7 @@ from itertools import accumulate
 from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.simulation.traces.bursts import exponential, lengths
 from dynaplan.util.errors import ConfigError, nearest
-from dynaplan.util.splitmix import uniform_draws
+from dynaplan.util.splitmix import UniformDraws
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,13 @@ def _numbers(text: str, seed: int) -> Numbers:
 def _calls(given: Numbers, stream: int) -> Callable[[str, float], ChainCall]:
     """Return what makes calls with drawn lengths."""
     seed = int(given["seed"]) * 1000 + stream
-    prompts = lengths(given["isl"], given["isl-cv"], uniform_draws(seed))
-    answers = lengths(given["osl"], given["osl-cv"], uniform_draws(seed + 500))
+    prompts = lengths(given["isl"], given["isl-cv"], UniformDraws(seed))
+    answers = lengths(given["osl"], given["osl-cv"], UniformDraws(seed + 500))
     return lambda model, think_s: ChainCall(model, next(prompts), next(answers), think_s)
 
 
 def _popularity(given: Numbers, names: list[str]) -> Iterator[Chain]:
-    draws, call = uniform_draws(int(given["seed"])), _calls(given, 1)
+    draws, call = UniformDraws(int(given["seed"])), _calls(given, 1)
     bounds = list(accumulate((rank + 1) ** -given["skew"] for rank in range(len(names))))
     at_s = exponential(draws) / given["rate"]
     while at_s < given["duration"]:
@@ -130,7 +130,7 @@ def _groups(given: Numbers, names: list[str]) -> Iterator[Chain]:
 
 
 def _bursts_of(name: str, index: int, given: Numbers) -> Iterator[Chain]:
-    draws, call = uniform_draws(int(given["seed"]) * 1000 + index), _calls(given, 10 + index)
+    draws, call = UniformDraws(int(given["seed"]) * 1000 + index), _calls(given, 10 + index)
     begin_s = exponential(draws) * given["pause"]
     while begin_s < given["duration"]:
         end_s = min(begin_s + exponential(draws) * given["burst"], given["duration"])
@@ -143,7 +143,7 @@ def _bursts_of(name: str, index: int, given: Numbers) -> Iterator[Chain]:
 
 def _agents(given: Numbers, names: list[str]) -> Iterator[Chain]:
     for index in range(int(given["agents"])):
-        draws = uniform_draws(int(given["seed"]) * 1000 + index)
+        draws = UniformDraws(int(given["seed"]) * 1000 + index)
         yield Chain(0.0, _turns(given, names, index, draws), given["duration"])
 
 

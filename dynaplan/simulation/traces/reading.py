@@ -19,7 +19,7 @@ from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.simulation.traces.formats import FORMATS, BadLine, NumberedRequests, TraceFormat
 from dynaplan.simulation.traces.synthetic import is_synthetic, synthetic
 from dynaplan.util.errors import ConfigError
-from dynaplan.util.splitmix import uniform_draws
+from dynaplan.util.splitmix import UniformDraws
 
 SPREAD_S = 5.0
 """Seconds over which the copies of a request are spread: they stand for other users, not for one user's
@@ -38,7 +38,7 @@ def scale_rate(
     """
     if not (math.isfinite(rate_scale) and rate_scale > 0):
         raise ConfigError(f"rate-scale: {rate_scale!r}", hint="Expected a number, more than 0.")
-    return iter(trace) if rate_scale == 1 else _copy_requests(trace, rate_scale, uniform_draws(seed))
+    return iter(trace) if rate_scale == 1 else _copy_requests(trace, rate_scale, UniformDraws(seed))
 
 
 def _copy_requests(

@@ -25,7 +25,7 @@ from pathlib import Path
 from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.simulation.traces.bursts import BURSTS, Arrivals, Numbers, exponential, lengths, normal
 from dynaplan.util.errors import ConfigError, nearest
-from dynaplan.util.splitmix import uniform_draws
+from dynaplan.util.splitmix import UniformDraws
 
 BLOCK_TOKENS = 16
 """The tokens of a block, as engines have them."""
@@ -49,7 +49,7 @@ def conversations(
     Conversations begin as a Poisson process. Their numbers of turns are geometrically distributed, and
     pauses exponentially. ``lengths`` are of questions and of answers.
     """
-    draws = uniform_draws(int(given["seed"]))
+    draws = UniformDraws(int(given["seed"]))
     questions, answers = lengths
     coming: list[tuple[float, int, int]] = []
     begin_s, number = _until_next(draws, given["rate"]), 0
@@ -127,7 +127,7 @@ def _evenly(rate: Rate) -> Arrivals:
 
 def _passing(rate: Rate, given: Numbers, distance: Callable[[], float], first: float) -> Iterator[float]:
     """Yield the times at which the rate's integral passes thresholds, up to the duration."""
-    noise = _noise(given, uniform_draws(int(given["seed"]) + 3))
+    noise = _noise(given, UniformDraws(int(given["seed"]) + 3))
     expected, threshold = 0.0, first
     for cell in range(math.ceil(given["duration"] / CELL_S)):
         begin_s = cell * CELL_S
@@ -234,10 +234,10 @@ def _number(text: str, key: str, value: str) -> float:
 
 def _requests(kind: LoadKind, given: Numbers) -> Iterator[TracedRequest]:
     seed = int(given["seed"])
-    isl = lengths(given["isl"], given["isl-cv"], uniform_draws(seed + 1))
-    osl = lengths(given["osl"], given["osl-cv"], uniform_draws(seed + 2))
+    isl = lengths(given["isl"], given["isl-cv"], UniformDraws(seed + 1))
+    osl = lengths(given["osl"], given["osl-cv"], UniformDraws(seed + 2))
     if kind.arrivals is None:
         yield from conversations(given, (isl, osl))
         return
-    for at_s in kind.arrivals(given, uniform_draws(seed)):
+    for at_s in kind.arrivals(given, UniformDraws(seed)):
         yield TracedRequest(at_s, next(isl), next(osl))

@@ -14,52 +14,17 @@ from dynaplan.planner.backtesting.evidence import (
     load_change,
     missed_lately,
     peak_part,
-    requests_of,
 )
 from dynaplan.planner.backtesting.intervals import Interval
 from dynaplan.planner.model import LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN
 from tests.unit.planner.rules.targets import traffic
 
 TOKENS = Lengths.fixed(100.0)
-CONTEXT = 16_384
 MIXED = Lengths((100.0, 1000.0), (30.0, 10.0, 0.0), 200.0)
 
 
 def interval(requests: float, **changes: object) -> Interval:
     return replace(Interval(30.0, requests, (), TOKENS, TOKENS), **changes)  # type: ignore[arg-type]
-
-
-def test_as_many_requests_as_arrived_come_when_they_arrived() -> None:
-    bursty = interval(12, arrivals=(10.0, 0.0, 2.0))
-    times_s = [each.arrival_s for each in requests_of([bursty, interval(3)], 16, CONTEXT)]
-    assert times_s == sorted(times_s)
-    came = [sum(low <= each < low + 10 for each in times_s) for low in (0, 10, 20)]
-    assert came == [10, 0, 2]
-    assert sum(each >= 30 for each in times_s) == 3
-
-
-def test_parts_of_requests_add_up() -> None:
-    assert len(requests_of([interval(0.4)] * 10, 16, CONTEXT)) == 4
-
-
-def test_lengths_have_the_measured_mean_in_any_stretch() -> None:
-    requests = requests_of([interval(40, isl=MIXED)] * 10, 16, CONTEXT)
-    for begin in range(0, 400, 100):
-        tokens = [each.prompt_tokens for each in requests[begin : begin + 100]]
-        assert sum(tokens) / len(tokens) == pytest.approx(200.0, rel=0.05)
-
-
-def test_the_cached_part_of_prompts_is_a_prefix_that_all_share() -> None:
-    one, other = requests_of([interval(2, isl=Lengths.fixed(320.0), hit_rate=0.5)], 16, CONTEXT)
-    assert one.block_hashes == other.block_hashes == tuple(range(10))
-    assert not any(each.block_hashes for each in requests_of([interval(3)], 16, CONTEXT))
-
-
-def test_no_request_exceeds_the_context() -> None:
-    long = interval(20, isl=Lengths((20_000.0, 40_000.0), (0.0, 1.0, 0.0)), osl=Lengths.fixed(500.0))
-    for each in requests_of([long], 16, CONTEXT):
-        assert each.prompt_tokens + each.output_tokens <= CONTEXT
-        assert each.output_tokens >= 1
 
 
 def test_what_is_older_than_the_window_is_dropped() -> None:
@@ -81,7 +46,6 @@ def test_an_interval_without_requests_is_evidence_whatever_lengths_are_known() -
     evidence = Evidence(60.0)
     evidence.add(Traffic(30.0, 0.0), None, None)
     assert [each.requests for each in evidence.intervals] == [0.0]
-    assert requests_of(evidence.intervals, 16, CONTEXT) == []
 
 
 def test_few_answers_have_the_recent_lengths_and_many_have_their_own() -> None:

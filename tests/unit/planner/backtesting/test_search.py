@@ -12,6 +12,7 @@ from dynaplan.planner.backtesting import search
 from dynaplan.planner.backtesting.backtest import simulated_service
 from dynaplan.planner.backtesting.search import Search, Trial, find_cheapest, min_requests
 from dynaplan.planner.model import WorkerLimits
+from tests.unit.planner.backtesting.windows import given_window
 from tests.unit.planner.rules.targets import SETTINGS, model
 
 LIMITS = WorkerLimits(8, least=PoolSizes(1, 1))
@@ -28,7 +29,7 @@ def window(
 ) -> Search:
     requests = [TracedRequest(n / requests_per_s, 3000, 150) for n in range(round(requests_per_s * seconds))]
     service = simulated_service(model().service_for(ONE_EACH), SETTINGS, limits)
-    return Search(service, requests, 0.05, present, limits)
+    return Search(service, given_window(requests), 0.05, present, limits)
 
 
 def found(
@@ -105,12 +106,11 @@ def test_a_load_that_one_worker_of_each_bears_needs_no_more() -> None:
 def test_a_removal_needs_more_requests_in_time_than_a_split_that_is_there() -> None:
     """One of 20 has missed, as promised; that fewer workers would miss no more is not known by that."""
     few = window(1.0, 20)
-    requests = [
-        *few.requests[:-1],
-        TracedRequest(19.0, 3000, 1_000_000),
-    ]  # longer than any context: it is lost
-    there = Search(few.service, requests, 0.05, ONE_EACH, LIMITS)
-    fewer = Search(few.service, requests, 0.05, PoolSizes(2, 1), LIMITS)
+    longer_than_any_context = TracedRequest(19.0, 3000, 1_000_000)
+    requests = [request for each in few.window for request in each.requests]
+    lost = given_window([*requests[:-1], longer_than_any_context])
+    there = Search(few.service, lost, 0.05, ONE_EACH, LIMITS)
+    fewer = Search(few.service, lost, 0.05, PoolSizes(2, 1), LIMITS)
     assert search.run(there, ONE_EACH).in_time == pytest.approx(0.95)
     assert search.run(there, ONE_EACH).is_kept
     assert not search.run(fewer, ONE_EACH).is_kept

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dynaplan.util.splitmix import uniform_draws
+from dynaplan.util.splitmix import UniformDraws
 
 
 def curve(rate: Callable[[int], float], intervals: int, noise: float = 0.0, seed: int = 1) -> list[float]:
     """The rate at each interval, with noise of that standard deviation over the rate."""
-    draws = uniform_draws(seed)
+    draws = UniformDraws(seed)
     # Twelve draws from 0 to 1 add up to a bell of variance 1.
     return [
         max(0.0, rate(index) * (1 + noise * (sum(next(draws) for _ in range(12)) - 6)))

@@ -12,7 +12,7 @@ import pytest
 
 from dynaplan.simulation.traces.bursts import BURSTS, exponential, lengths, normal, pareto
 from dynaplan.simulation.traces.synthetic import synthetic
-from dynaplan.util.splitmix import uniform_draws
+from dynaplan.util.splitmix import UniformDraws
 
 HOUR = "duration=3600"
 
@@ -89,7 +89,7 @@ def test_sessions_are_as_many_people_as_they_say() -> None:
 
 
 def test_means_and_spreads_are_those_asked_for() -> None:
-    draws = uniform_draws(1)
+    draws = UniformDraws(1)
     exponentials = [exponential(draws, 5.0) for _ in range(20_000)]
     normals = [normal(draws) for _ in range(20_000)]
 
@@ -101,7 +101,7 @@ def test_means_and_spreads_are_those_asked_for() -> None:
 
 
 def test_a_heavy_tail_falls_as_a_power_and_has_its_mean() -> None:
-    draws = uniform_draws(2)
+    draws = UniformDraws(2)
     seen = [pareto(draws, 10.0, 3.0) for _ in range(100_000)]
 
     assert mean(seen) == pytest.approx(10, rel=0.03)
