@@ -171,7 +171,7 @@ def _check_engine(service: ServiceSpec, _graph: GraphSpec, config: Sections) -> 
 
 
 def _check_planner(service: ServiceSpec, graph: GraphSpec, config: Sections) -> list[str]:
-    from dynaplan.config.planner import in_namespace, settings_of, settings_of_models, with_worker_sizes
+    from dynaplan.config.planner import settings_in_graph, settings_of_models
     from dynaplan.planner.inputs import check_sources
 
     if graph.on_demand:
@@ -182,7 +182,7 @@ def _check_planner(service: ServiceSpec, graph: GraphSpec, config: Sections) -> 
                 raise ConfigError(f"Models.{name}: {error.args[0]}", hint=error.hint) from error
         return []
     options = section_options(config, service.name)
-    check_sources(settings_of(in_namespace(with_worker_sizes(options, config), graph.namespace)))
+    check_sources(settings_in_graph(options, graph.namespace, config))
     if options.get("environment") != "kubernetes":
         return []
     return ["environment = kubernetes means local here: it scales this box"]

@@ -132,10 +132,15 @@ def configured_deadline(
 
     ``planner`` are the options of its Planner.
     """
+    return prefill_deadline(configured_disaggregation(config), planner)
+
+
+def configured_disaggregation(config: Mapping[str, Mapping[str, Any]]) -> DisaggregationSettings:
+    """Return where frontends of this configuration have prompts computed; raises ConfigError."""
     said: dict[str, Any] = {}
     for name in reversed(SECTIONS):
         said |= {key: value for key, value in section_options(config, name).items() if value is not None}
-    return prefill_deadline(DisaggregationSettings.from_options(said), planner)
+    return DisaggregationSettings.from_options(said)
 
 
 def routes_by_events(own: Mapping[str, Any]) -> bool:

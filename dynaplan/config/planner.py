@@ -8,12 +8,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from dynaplan.config.frontend import DEADLINE, SECTIONS, configured_deadline, disaggregation_settings_of
+from dynaplan.config.frontend import (
+    DEADLINE,
+    SECTIONS,
+    configured_deadline,
+    configured_disaggregation,
+    disaggregation_settings_of,
+)
 from dynaplan.config.model_entries import planned_models, served_models
 from dynaplan.config.overrides import MODELS
 from dynaplan.config.parallelism import gpus_needed
-from dynaplan.config.service_config import SERVICE_ARGS, ServiceConfig, kebab_keys, section_options
-from dynaplan.config.settings.fields import key_of, options_of
+from dynaplan.config.service_config import SERVICE_ARGS, kebab_keys, section_options
+from dynaplan.config.settings.fields import OFF, key_of, options_of
 from dynaplan.config.settings.models import ServedModel
 from dynaplan.config.settings.planner import PlannerSettings, worker_sizes
 from dynaplan.config.settings.worker import SIMULATED, Resources, SimOptions, engine_of
@@ -75,13 +81,30 @@ def settings_of(options: Mapping[str, Any]) -> PlannerSettings:
     return PlannerSettings.from_options(known)
 
 
-def settings_in_graph(options: Mapping[str, Any], namespace: str) -> PlannerSettings:
-    """The settings of the Planner section of a graph, what it has to know of the workers filled in."""
-    return settings_of(in_namespace(with_worker_sizes(options, ServiceConfig.get_instance()), namespace))
+def settings_in_graph(
+    options: Mapping[str, Any], namespace: str, config: Mapping[str, Mapping[str, Any]]
+) -> PlannerSettings:
+    """The settings of the Planner section of a graph, what it has to know of the others filled in."""
+    settings = settings_of(in_namespace(with_worker_sizes(options, config), namespace))
+    _check_local_prefill(settings, config)
+    return settings
 
 
-OF_THE_MODEL = ("served-model-name", "decode-component", "prefill-component", "namespace", "environment")
-"""Options that the planner of a model takes from its model."""
+def _check_local_prefill(settings: PlannerSettings, config: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError where the planner is to set a length that no frontend of the configuration reads."""
+    if settings.max_local_prefill_length == OFF or configured_disaggregation(config).is_conditional:
+        return
+    raise ConfigError(
+        f"Planner.max-local-prefill-length is {settings.max_local_prefill_length}, and no prompt is local",
+        hint="Expected conditional-disagg: true, which lets a decode worker compute short prompts.",
+    )
+
+
+OF_THE_MODEL = (
+    *("served-model-name", "decode-component", "prefill-component", "namespace", "environment"),
+    "max-local-prefill-length",
+)
+"""Options that the planner of a model takes from its model, or that are about all models."""
 
 
 def settings_of_models(config: Mapping[str, Mapping[str, Any]], namespace: str) -> dict[str, PlannerSettings]:

@@ -8,7 +8,7 @@
    every key beside the four. One list or watch of ``v1/{namespace}/planner`` has both.
 2. Settings of remote prefill that are changed while requests flow, as in Dynamo 0.2:
    ``/{namespace}/disagg_router/{max_local_prefill_length, max_prefill_queue_size}``, decimal text; a key
-   that is deleted gives the configured value back.
+   that is deleted gives the configured value back. ``max_local_running`` beside them is dynaplan's.
 """
 
 from __future__ import annotations
@@ -139,7 +139,9 @@ class DesiredCounts:
         return self.decision_id > self.scaled_decision_id
 
 
-LIVE_SETTINGS = ("max_local_prefill_length", "max_prefill_queue_size")
+MAX_LOCAL_PREFILL_LENGTH = "max_local_prefill_length"
+MAX_LOCAL_RUNNING = "max_local_running"
+LIVE_SETTINGS = (MAX_LOCAL_PREFILL_LENGTH, "max_prefill_queue_size", MAX_LOCAL_RUNNING)
 """The names of the settings; each is a number from 0 on."""
 
 

@@ -448,6 +448,7 @@ class RequestProgress:
             taker=booking.instance,
             blocks=booking.blocks,
             trace=self._trace,
+            running=booking.book.in_flight,
         )
 
     def _trace(self) -> Mapping[str, str]:

@@ -71,7 +71,7 @@ async def start_planner(runtime: WorkerRuntime) -> None:
     beat = _heartbeat(runtime.worker_name, os.environ.get("DYNAPLAN_RUNTIME_DIR"))
     connections = runtime.store, runtime.discovery, runtime.messenger, runtime.clock, beat
     if not models:
-        settings = settings_in_graph(runtime.settings, runtime.namespace)
+        settings = settings_in_graph(runtime.settings, runtime.namespace, config)
         _run_in(runtime, make_planner(settings, *connections), "")
         return
     from dynaplan.planner.backtesting.backtester import BacktestProcess

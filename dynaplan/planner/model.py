@@ -378,9 +378,15 @@ class Decision:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What the planner has set of running workers; what is None is as it is configured."""
+    """What the planner has set of running workers; what is None is as it is configured.
+
+    A decode worker computes prompts of up to ``max_local_prefill_tokens`` itself, while it has no more than
+    ``max_local_running`` requests.
+    """
 
     running_limit: RunningLimit | None = None
+    max_local_prefill_tokens: int | None = None
+    max_local_running: int | None = None
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Tuning:

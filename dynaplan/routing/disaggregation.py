@@ -8,7 +8,12 @@ from enum import Enum
 from typing import Any
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
-from dynaplan.contract.store_keys import live_setting, live_settings_prefix
+from dynaplan.contract.store_keys import (
+    MAX_LOCAL_PREFILL_LENGTH,
+    MAX_LOCAL_RUNNING,
+    live_setting,
+    live_settings_prefix,
+)
 
 
 class PrefillPlace(Enum):
@@ -31,14 +36,15 @@ def place_prefill(
     queue_size: int,
     prefill_workers: int,
     can_hand_over: bool = True,
+    running: int = 0,
 ) -> PrefillPlace:
-    """Return the place to compute the prompt.
+    """Return the place to compute the prompt; the decode worker has ``running`` requests, this one included.
 
     Remote iff ``int(prompt_tokens * (1 - prefix_hit_rate)) > max_local_prefill_length`` (only asked for
     when conditional) and ``queue_size < max_prefill_queue_size``. Source: the disaggregated router of
     Dynamo 0.2 to 0.3. New here: never remote without a prefill worker, nor, when unconditional, onto a
     full queue; nor unless every prefill worker ``can_hand_over`` to the decode worker, for any of them may
-    take the prompt from the queue.
+    take the prompt from the queue. Beyond ``max_local_running`` requests a short prompt is remote, too.
     """
     if not settings.is_on:
         return PrefillPlace.OFF
@@ -47,7 +53,8 @@ def place_prefill(
     if not can_hand_over:
         return PrefillPlace.OUT_OF_REACH
     to_compute_tokens = int(prompt_tokens * (1 - prefix_hit_rate))
-    if settings.is_conditional and to_compute_tokens <= settings.max_local_tokens:
+    has_room = settings.max_local_running is None or running <= settings.max_local_running
+    if settings.is_conditional and has_room and to_compute_tokens <= settings.max_local_tokens:
         return PrefillPlace.SHORT
     if queue_size >= settings.max_queued:
         return PrefillPlace.QUEUE_FULL
@@ -60,7 +67,8 @@ def with_live_settings(
     """Return the settings with the keys' values; a missing key, or no whole number, changes nothing."""
     prefix = live_settings_prefix(namespace)
     fields = {
-        "max_local_prefill_length": "max_local_prefill_length_tokens",
+        MAX_LOCAL_PREFILL_LENGTH: "max_local_prefill_length_tokens",
+        MAX_LOCAL_RUNNING: "max_local_running",
         "max_prefill_queue_size": "max_prefill_queue_size",
     }
     found = {field: live_setting(keys.get(prefix + name, "")) for name, field in fields.items()}

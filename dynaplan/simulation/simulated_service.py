@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Any
 
@@ -112,6 +112,7 @@ class SimulatedService:
         self.running_limit: RunningLimit | None = None
         self._held_back: deque[str] = deque()
         self._is_looking = False
+        self._first_disaggregation = settings.disaggregation
         rule = DispatchRule.of(settings.disaggregation)
         self._prefills = SimulatedPrefillQueue(settings.concurrent_prefills, rule)
         self._rest = UsualTime()
@@ -170,6 +171,16 @@ class SimulatedService:
     def scale(self, targets: PoolSizes) -> None:
         """Ask for these numbers of workers from now on."""
         self.pools.scale(targets, self.now_s)
+
+    def limit_local_prefill(self, most_tokens: int | None, most_running: int | None) -> None:
+        """Have decode workers compute the prompts that these limits allow; None is the first settings'."""
+        first = self._first_disaggregation
+        after = replace(
+            first,
+            max_local_prefill_length_tokens=_or(most_tokens, first.max_local_prefill_length_tokens),
+            max_local_running=_or(most_running, first.max_local_running),
+        )
+        self.settings = replace(self.settings, disaggregation=after)
 
     def sample(self) -> Sample:
         """Make one metric pull, as the live planner's observer does."""
@@ -241,6 +252,7 @@ class SimulatedService:
             hit_rate,
             self._prefills.depth,
             len(self.pools.prefillers),
+            running=request.decode.book.in_flight if request.decode else 0,
         )
         if place is PrefillPlace.REMOTE:
             self.outcome.remote_prefills += 1
@@ -439,3 +451,7 @@ class SimulatedService:
 
 def _do_nothing(*_: object) -> None:
     """Stand for the first token of a prefill worker, which the client does not see."""
+
+
+def _or(number: int | None, otherwise: int | None) -> int | None:
+    return otherwise if number is None else number

@@ -76,6 +76,12 @@ class DisaggregationSettings(Settings):
         minimum=0,
         default_text="1000; 0 where queued prompts are dispatched by deadline",
     )
+    max_local_running: int | None = option(
+        None,
+        "Requests at a decode worker beyond which it computes no prompt, with `conditional-disagg`",
+        minimum=0,
+        default_text="no limit",
+    )
     max_prefill_queue_size: int | None = option(
         None,
         "Queued prompts from which on the decode worker computes prompts itself",

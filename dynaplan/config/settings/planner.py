@@ -51,6 +51,20 @@ class SlaSettings(Settings):
         choices=(OFF, AUTO),
         or_count=True,
     )
+    max_local_prefill_length: str = option(
+        OFF,
+        "Let the planner set the frontend's option of that name by the load, with `conditional-disagg`",
+        choices=(OFF, AUTO),
+    )
+
+    @property
+    def tuned(self) -> dict[str, str | int]:
+        """The settings of running workers that the planner sets, by option, as they are asked for."""
+        asked = {
+            "max-running-requests": self.max_running_requests,
+            "max-local-prefill-length": self.max_local_prefill_length,
+        }
+        return {name: value for name, value in asked.items() if value != OFF}
 
     def targets(self) -> SlaTargets:
         return SlaTargets(self.ttft_ms, self.itl_ms, self.ttft_percentile, self.itl_percentile)
@@ -307,9 +321,10 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
                     f"{name} is {value_ms:g}: {value_ms:g} ms is no target that anybody means",
                     hint=f"Write {name}: {value_ms * 1000:g}, if it is in seconds, as old examples have it.",
                 )
-        if self.max_running_requests != OFF and (not self.is_by_targets or self.sizing == "formula"):
+        if self.tuned and (not self.is_by_targets or self.sizing == "formula"):
+            name, value = next(iter(self.tuned.items()))
             raise ConfigError(
-                f"max-running-requests is {self.max_running_requests}, and no target is planned for",
+                f"{name} is {value}, and no model tells how long a step takes",
                 hint="Expected policy: sla or both, with sizing: queueing. Or leave it out.",
             )
         self._require_order("decode-kv-scale-down-threshold", "decode-kv-scale-up-threshold")

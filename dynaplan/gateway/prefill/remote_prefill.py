@@ -161,6 +161,7 @@ class RemotePrefill:
         self._discovery = discovery = runtime.discovery
         self._namespace = namespace = runtime.namespace
         self._component = settings.prefill_component
+        self._frontends = settings.frontends
         self._stream = prefill_stream(namespace, self._component if is_one_of_several else "")
         self._wait_s = settings.prefill_wait_s
         self._worker_patience_s = self._wait_s * WORKER_QUEUE_SHARE
@@ -231,17 +232,18 @@ class RemotePrefill:
         taker: Instance | None = None,
         blocks: PromptBlocks = NO_BLOCKS,
         trace: Callable[[], Mapping[str, str]] = lambda: NO_TRACE,
+        running: int = 0,
     ) -> HandOff | None:
         """Return the hand-off of the remotely computed prompt; None when the decode worker shall compute it.
 
         ``is_needed`` says that the decode worker cannot compute prompts: then a short prompt or a full
         queue does not prevent a remote prefill. The caller must release the hand-off. Raises ApiError when
         a prefill worker answers that this prompt can never be computed. ``taker`` is the decode worker that
-        is to take it over; by ``blocks`` the prefill worker is found that has most of the prompt cached;
-        ``trace`` returns the headers of the client's trace.
+        is to take it over, which has ``running`` requests of this frontend; by ``blocks`` the prefill worker
+        is found that has most of the prompt cached; ``trace`` returns the headers of the client's trace.
         Where all prefill workers sleep one is woken, and a prompt that can is computed locally meanwhile.
         """
-        place = self._place(call, prefix_hit_rate, taker)
+        place = self._place(call, prefix_hit_rate, taker, running)
         is_remote = place is PrefillPlace.REMOTE or (is_needed and place in _BETTER_LOCAL)
         if is_remote and self._wake_if_asleep() and not is_needed:
             place, is_remote = PrefillPlace.ASLEEP, False
@@ -279,7 +281,9 @@ class RemotePrefill:
         """Return whether every prefill worker can hand KV entries over to that decode worker."""
         return all(each.can_hand_over_to(taker) for each in self._discovery.instances(self._component))
 
-    def _place(self, call: Call, prefix_hit_rate: float, taker: Instance | None) -> PrefillPlace:
+    def _place(
+        self, call: Call, prefix_hit_rate: float, taker: Instance | None, running: int
+    ) -> PrefillPlace:
         if not self._settings.is_on:
             return PrefillPlace.OFF
         if self._queue is None or self._loop.time() < self._retry_queue_at_s:
@@ -292,6 +296,7 @@ class RemotePrefill:
             self.queue_size,
             len(self._discovery.instances(self._component)),
             taker is None or self.can_reach(taker),
+            running * self._frontends,
         )
 
     async def _compute(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from dynaplan.config.settings.fields import OFF
 from dynaplan.config.settings.planner import Forecast, PlannerSettings
 from dynaplan.contract.counts import Sample
 from dynaplan.contract.store_keys import DesiredCounts
@@ -139,7 +140,10 @@ class PlannerPolicy:
             self._on_decision(before, observation, decision, after)
 
     async def tune(self, tuning: Tuning) -> None:
-        self._service.running_limit = tuning.running_limit
+        service = self._service
+        service.running_limit = tuning.running_limit
+        if self._settings.max_local_prefill_length != OFF:
+            service.limit_local_prefill(tuning.max_local_prefill_tokens, tuning.max_local_running)
 
     async def apply(self, decision: Decision) -> bool:
         """Have the simulated service scale to the desired counts; it refuses none: True."""

@@ -18,7 +18,7 @@ from typing import Any
 from dynaplan.config.frontend import DEADLINE, PrefillDeadline, prefill_deadline
 from dynaplan.config.planner import settings_of
 from dynaplan.config.service_config import kebab_keys
-from dynaplan.config.settings.fields import FUNCTION
+from dynaplan.config.settings.fields import FUNCTION, OFF
 from dynaplan.config.settings.frontend import ROUTERS
 from dynaplan.config.settings.planner import OUTSIDE_PREDICTORS, Forecast, PlannerSettings, SlaTargets
 from dynaplan.config.settings.worker import SimOptions, WorkerSettings
@@ -406,11 +406,13 @@ PATIENCE_S = 600.0
 """Seconds that a forecast may take here: virtual time does not pass, so none is ever too late."""
 
 
+UNTUNED = {"max-running-requests": OFF, "max-local-prefill-length": OFF}
+
 PLANNED: Mapping[str, Mapping[str, Any]] = {
-    "load": {"policy": "load"},
+    "load": {"policy": "load", **UNTUNED},
     "sla": {"policy": "sla"},
     "both": {"policy": "both"},
-    "formula": {"policy": "sla", "sizing": "formula"},
+    "formula": {"policy": "sla", "sizing": "formula", **UNTUNED},
 }
 """The policies of the planner itself: the options that make each of them."""
 

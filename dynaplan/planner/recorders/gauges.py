@@ -76,7 +76,7 @@ def values_of(record: DecisionRecord) -> dict[str, float]:
     }
     if record.settings.is_by_targets:
         corrections, budget = record.next_state.corrections, record.next_state.error_budget
-        limit = record.next_state.tuning.running_limit
+        tuning = record.next_state.tuning
         numbers |= {
             "sla_target_ttft_ms": record.settings.ttft_ms,
             "sla_target_itl_ms": record.settings.itl_ms,
@@ -84,7 +84,8 @@ def values_of(record: DecisionRecord) -> dict[str, float]:
             "decode_correction_factor": corrections.decode,
             "error_budget_ttft_requests": budget.ttft_requests,
             "error_budget_itl_requests": budget.itl_requests,
-            "running_limit_requests": limit.most if limit else None,
+            "running_limit_requests": tuning.running_limit.most if tuning.running_limit else None,
+            "max_local_prefill_tokens": tuning.max_local_prefill_tokens,
         }
     return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
 

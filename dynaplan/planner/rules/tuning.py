@@ -6,6 +6,8 @@ one stays; while the engines' steps are not known yet there is none.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dynaplan.config.settings.fields import OFF
 from dynaplan.config.settings.planner import AUTO, PlannerSettings
 from dynaplan.contract.counts import PoolSizes
@@ -14,6 +16,7 @@ from dynaplan.planner.model import DecisionStep, Tuning
 from dynaplan.planner.rules.load_policy import Situation
 from dynaplan.planner.rules.sla_policy import PerformanceModel, apply_corrections
 from dynaplan.planner.sizing.demand_forecast import demand_of
+from dynaplan.planner.sizing.local_prefill import LocalPrefill, longest_local
 from dynaplan.planner.sizing.queueing.queueing_model import SteadyState
 from dynaplan.planner.sizing.running_limit import FullWorker, limit_of, most_running
 
@@ -21,15 +24,25 @@ from dynaplan.planner.sizing.running_limit import FullWorker, limit_of, most_run
 def tune(situation: Situation, model: PerformanceModel | None) -> tuple[Tuning, list[DecisionStep]]:
     """Return what is set from now on, and why."""
     settings, learnt, current = situation.settings, situation.observation.learnt, situation.current
-    if settings.max_running_requests == OFF or model is None:
+    if not settings.tuned or model is None:
         return Tuning(), []
     if learnt.lacking(is_disaggregated=situation.is_disaggregated):
         return Tuning(), []
     steady = _present(situation, model)
     if steady is None:
         return situation.state.tuning, []
-    limit, why = _running_limit(settings, steady, current)
-    return Tuning(limit), [DecisionStep("running limit", current, current, why)]
+    tuning, steps = Tuning(), []
+    if settings.max_running_requests != OFF:
+        limit, why = _running_limit(settings, steady, current)
+        tuning = replace(tuning, running_limit=limit)
+        steps.append(DecisionStep("running limit", current, current, why))
+    if settings.max_local_prefill_length != OFF and not steady.is_aggregated:
+        local, why = _local_prefill(settings, steady, current)
+        tuning = replace(
+            tuning, max_local_prefill_tokens=local.most_tokens, max_local_running=local.most_running
+        )
+        steps.append(DecisionStep("local prefill", current, current, why))
+    return tuning, steps
 
 
 def _present(situation: Situation, model: PerformanceModel) -> SteadyState | None:
@@ -62,3 +75,15 @@ def _running_limit(
         f"others wait {limit.wait_s:.2g} s at most, in which a worker ends {ends:.2g}"
     )
     return limit, why
+
+
+def _local_prefill(
+    settings: PlannerSettings, steady: SteadyState, workers: PoolSizes
+) -> tuple[LocalPrefill, str]:
+    found = longest_local(steady, settings.targets(), workers)
+    if not found.most_tokens:
+        return found, "no prompt: it would break the ITL, or come later than by a prefill worker"
+    return found, (
+        f"prompts of up to {found.most_tokens} tokens to compute, while no more than {found.most_running} "
+        f"requests run there: {found.local_ms:.0f} ms, {found.remote_ms:.0f} ms by way of a prefill worker"
+    )

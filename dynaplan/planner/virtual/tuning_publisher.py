@@ -11,6 +11,7 @@ import math
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.running_limits import running_limits_prefix
+from dynaplan.contract.store_keys import MAX_LOCAL_PREFILL_LENGTH, MAX_LOCAL_RUNNING, live_settings_prefix
 from dynaplan.planner.model import Tuning
 from dynaplan.store.locks import RenewedLease
 from dynaplan.store.port import Store
@@ -31,6 +32,8 @@ class TuningPublisher:
         self._clock = clock
         self._limit_key = f"{running_limits_prefix(settings.namespace)}{settings.decode_component}"
         self._ttl_s = math.ceil(LEASE_INTERVALS * settings.adjustment_interval_s)
+        self._live_prefix = live_settings_prefix(settings.namespace)
+        self._live: dict[str, str] = {}
         self._lease: RenewedLease | None = None
         self._published = Tuning()
 
@@ -46,11 +49,29 @@ class TuningPublisher:
     async def _write(self, tuning: Tuning) -> None:
         if self._lease is None or not self._lease.is_alive:
             self._lease = await RenewedLease.grant(self._store, self._clock, self._ttl_s)
-        if tuning.running_limit:
-            await self._store.put(self._limit_key, tuning.running_limit.to_text(), self._lease.number)
-        else:
-            await self._store.delete(self._limit_key)
+        lease, limit = self._lease.number, tuning.running_limit
+        await self._set(self._limit_key, limit.to_text() if limit else "", lease)
+        for name, number in (
+            (MAX_LOCAL_PREFILL_LENGTH, tuning.max_local_prefill_tokens),
+            (MAX_LOCAL_RUNNING, tuning.max_local_running),
+        ):
+            await self._set_live(self._live_prefix + name, "" if number is None else str(number), lease)
         self._published = tuning
+
+    async def _set(self, key: str, text: str, lease: int) -> None:
+        if text:
+            await self._store.put(key, text, lease)
+        else:
+            await self._store.delete(key)
+
+    async def _set_live(self, key: str, text: str, lease: int) -> None:
+        """Set a live setting, unless somebody else has set it, whose it then is."""
+        item = await self._store.get(key)
+        if item and item.value != self._live.get(key, ""):
+            log.info("%s is %s by somebody else's will, and stays", key, item.value)
+        elif item or text:
+            await self._set(key, text, lease)
+            self._live[key] = text
 
     async def close(self) -> None:
         """Take back what is published."""

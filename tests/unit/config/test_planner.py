@@ -33,7 +33,7 @@ def served(monkeypatch: pytest.MonkeyPatch, planner: dict[str, Any] | None = Non
     """The settings of a planner in a process to which ``serve`` handed these sections down."""
     monkeypatch.setenv(CONFIG_VARIABLE, json.dumps(sections))
     ServiceConfig.reset()
-    return settings_in_graph({**PLANNER, **(planner or {})}, "ns")
+    return settings_in_graph({**PLANNER, **(planner or {})}, "ns", ServiceConfig.get_instance())
 
 
 def planned_decode_workers(settings: PlannerSettings) -> int:
@@ -150,10 +150,10 @@ def test_the_planner_knows_the_deadline_that_frontends_derive_of_it(
 
 
 def test_a_namespace_that_is_not_the_graphs_is_refused_and_the_graphs_own_is_not() -> None:
-    assert settings_in_graph({"namespace": "ns"}, "ns").namespace == "ns"
-    assert settings_in_graph({}, "ns").namespace == "ns"
+    assert settings_in_graph({"namespace": "ns"}, "ns", {}).namespace == "ns"
+    assert settings_in_graph({}, "ns", {}).namespace == "ns"
     with pytest.raises(ConfigError, match=r"Planner.namespace is 'other', but the graph runs in 'ns'"):
-        settings_in_graph({"namespace": "other"}, "ns")
+        settings_in_graph({"namespace": "other"}, "ns", {})
 
 
 MODELS = {
@@ -229,3 +229,11 @@ def test_the_planner_of_a_disaggregated_model_knows_both_its_pools() -> None:
     assert (ant.decode_component, ant.prefill_component) == ("ant", "ant-prefill")
     assert (ant.decode_engine_num_gpu, ant.prefill_engine_num_gpu, ant.max_gpu_budget) == (2, 1, 6)
     assert (ant.prefill_step_limit_tokens, ant.prefill_deadline_ms) == (4096, 300)
+
+
+def test_a_length_for_local_prompts_is_set_only_where_frontends_ask_for_it() -> None:
+    given = {"policy": "sla", "profile-results-dir": "mocker", "max-local-prefill-length": "auto"}
+    with pytest.raises(ConfigError, match="no prompt is local"):
+        settings_in_graph(given, "ns", {"Frontend": {"remote-prefill": True}})
+    config = {"Frontend": {"remote-prefill": True, "conditional-disagg": True}}
+    assert settings_in_graph(given, "ns", config).max_local_prefill_length == "auto"

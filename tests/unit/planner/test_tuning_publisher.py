@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
 SETTINGS = PlannerSettings(namespace="ns", adjustment_interval_s=10.0)
 KEY = "v1/ns/running_limits/VllmWorker"
+LENGTH_KEY = "/ns/disagg_router/max_local_prefill_length"
 LIMIT = RunningLimit(4, 0.5, 2.0)
 
 
@@ -63,4 +64,26 @@ async def test_what_the_store_has_lost_is_written_again() -> None:
     await asyncio.sleep(30.0)
     await published.publish(Tuning(LIMIT))
     assert KEY in store.items
+    await published.close()
+
+
+async def test_a_length_that_somebody_else_has_set_stays() -> None:
+    store = FakeStore()
+    await store.put(LENGTH_KEY, "512")
+    published = publisher(store)
+    await published.publish(Tuning(max_local_prefill_tokens=100, max_local_running=4))
+    await published.publish(Tuning(max_local_prefill_tokens=200, max_local_running=4))
+    assert store.items[LENGTH_KEY].value == "512"
+    await published.close()
+    assert list(store.items) == [LENGTH_KEY]
+
+
+async def test_a_length_follows_the_load_and_gives_the_configured_one_back() -> None:
+    store = FakeStore()
+    published = publisher(store)
+    for length in (100, 0, 200):
+        await published.publish(Tuning(max_local_prefill_tokens=length, max_local_running=4))
+        assert store.items[LENGTH_KEY].value == str(length)
+    await published.publish(Tuning())
+    assert not store.items
     await published.close()

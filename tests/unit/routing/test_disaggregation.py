@@ -67,6 +67,12 @@ def test_by_deadline_no_queue_is_full_unless_a_limit_is_set() -> None:
     assert place_prefill(limited, 5000, 0.0, 3, 1) is PrefillPlace.QUEUE_FULL
 
 
+def test_a_decode_worker_with_more_requests_than_the_limit_computes_no_prompt() -> None:
+    settings = with_live_settings(CONDITIONAL, "ns", {"/ns/disagg_router/max_local_running": "3"})
+    places = [place_prefill(settings, 10, 0.0, 0, 1, running=running) for running in (3, 4)]
+    assert places == [PrefillPlace.SHORT, PrefillPlace.REMOTE]
+
+
 def test_without_a_prefill_worker_every_prefill_is_local() -> None:
     assert place_prefill(ALWAYS, 5000, 0.0, 0, 0) is PrefillPlace.NO_WORKER
 

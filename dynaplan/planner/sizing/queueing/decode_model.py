@@ -203,7 +203,14 @@ class DecodeBatch:
         """Mean TTFT on this aggregated worker, ms, of a prompt of mean length; infinite when overloaded."""
         if self.overload or not self._prompts:
             return math.inf
-        return self._own_ms(self._prompts.mean_tokens, self._prompt_ms) + self._wait()[0]
+        return self.ttft_of(self._prompts.mean_tokens, self._prompt_ms)
+
+    def ttft_of(self, tokens: float, own_ms: float, deviations: float = 0.0) -> float:
+        """Return the TTFT here, ms, of a prompt of that many tokens to compute that waits so much longer."""
+        if self.overload:
+            return math.inf
+        wait_ms, variance = self._wait()
+        return self._own_ms(tokens, own_ms) + wait_ms + deviations * math.sqrt(variance)
 
     # -- the steady state --------------------------------------------------------------------------
 

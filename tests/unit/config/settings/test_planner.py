@@ -122,6 +122,7 @@ def test_the_defaults_are_documented_ones():
         "policy": "load",
         "sizing": "queueing",
         "max-running-requests": "off",
+        "max-local-prefill-length": "off",
         "load-predictor": "kalman",
         "load-predictor-deadline": 10.0,
         "ttft-percentile": 95.0,

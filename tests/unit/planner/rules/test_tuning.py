@@ -14,7 +14,8 @@ from dynaplan.planner.recorders.gauges import values_of
 from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.rules.explain import explain
 from dynaplan.util.errors import ConfigError
-from tests.unit.planner.rules.targets import model
+from tests.unit.planner.rules.situations import interval
+from tests.unit.planner.rules.targets import SETTINGS, foreseen, model, traffic
 from tests.unit.planner.rules.test_learnt import KNOWN, WITHOUT, seen
 
 KNOWN_STEPS = LearntTimings(KNOWN, is_needed=True)
@@ -82,6 +83,22 @@ def test_the_limit_is_a_gauge_and_a_curve() -> None:
     assert numbers["running_limit_requests"] == after.tuning.running_limit.most
 
 
+def test_the_length_of_local_prompts_stands_in_the_trail_of_a_disaggregated_service() -> None:
+    settings = replace(SETTINGS, max_local_prefill_length="auto")
+    observation = interval(1, 2, 0.1)
+    observation = replace(observation, traffic=traffic(2.0), foresight=foreseen([2.0]))
+    after, made = decide(settings, PlannerState(), observation, model(settings))
+    record = DecisionRecord("2026-01-01T00:00:00+00:00", settings, PlannerState(), observation, made, after)
+    assert DecisionRecord.from_json(record.to_json()) == record
+    assert after.tuning.max_local_prefill_tokens
+    assert f"prompts of up to {after.tuning.max_local_prefill_tokens} tokens" in explain(record.to_json())
+    assert values_of(record)["max_local_prefill_tokens"] == after.tuning.max_local_prefill_tokens
+
+
+def test_an_aggregated_service_has_no_local_length() -> None:
+    assert tuned(replace(WITHOUT, max_local_prefill_length="auto"))[0] == Tuning()
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -89,10 +106,12 @@ def test_the_limit_is_a_gauge_and_a_curve() -> None:
         {"max-running-requests": 4, "policy": "sla", "sizing": "formula"},
         {"max-running-requests": 0, "policy": "sla"},
         {"max-running-requests": "some", "policy": "sla"},
+        {"max-local-prefill-length": "auto"},
+        {"max-local-prefill-length": 100, "policy": "sla"},
     ],
 )
 def test_what_no_limit_can_be_made_of_is_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="max-running-requests is"):
+    with pytest.raises(ConfigError, match=r"(max-running-requests|max-local-prefill-length) is"):
         PlannerSettings.from_options(options)
 
 
