@@ -50,13 +50,23 @@ def models_box(directory: Path) -> Box:
     return box
 
 
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    return models_box(tmp_path)
+
+
 def waiting(box: Box, name: str, number: int = 1) -> None:
     """That many requests for the model have just come, and no others."""
     box.link.model_demand = {name: ModelDemand(number, box.reconciler._ports.wall_clock(), 0, 0.0)}
 
 
-async def test_a_model_is_loaded_once_for_any_number_of_callers(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
+async def asked(box: Box, name: str) -> None:
+    """A request for the model has just come, and all that follows at once has happened."""
+    waiting(box, name)
+    await box.settle()
+
+
+async def test_a_model_is_loaded_once_for_any_number_of_callers(box: Box) -> None:
     await box.settle()
     assert box.states() == {"ns_Frontend": "ready"}
     waiting(box, "ant", 50)
@@ -73,13 +83,10 @@ async def test_a_model_is_loaded_once_for_any_number_of_callers(tmp_path: Path) 
 
 
 async def test_a_model_makes_room_when_it_has_nothing_to_do_and_the_next_starts_when_it_is_gone(
-    tmp_path: Path,
+    box: Box,
 ) -> None:
-    box = models_box(tmp_path)
-    waiting(box, "ant")
-    await box.settle()
-    waiting(box, "bee")
-    await box.settle()
+    await asked(box, "ant")
+    await asked(box, "bee")
     assert box.states()["ns_ant"] == "draining"
     assert "ns_bee" not in box.states()
     assert "makes room for bee" in box.reconciler.workers["ns_ant"].reason
@@ -88,10 +95,8 @@ async def test_a_model_makes_room_when_it_has_nothing_to_do_and_the_next_starts_
     assert (box.states().get("ns_ant"), box.states()["ns_bee"]) == (None, "ready")
 
 
-async def test_a_model_that_answers_goes_on_until_the_others_turn_has_come(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
-    waiting(box, "ant")
-    await box.settle()
+async def test_a_model_that_answers_goes_on_until_the_others_turn_has_come(box: Box) -> None:
+    await asked(box, "ant")
     wall_s = box.reconciler._ports.wall_clock()
     box.link.model_demand = {"ant": ModelDemand(0, 0.0, 1, wall_s), "bee": ModelDemand(1, wall_s, 0, 0.0)}
     await box.settle()
@@ -101,20 +106,15 @@ async def test_a_model_that_answers_goes_on_until_the_others_turn_has_come(tmp_p
     assert box.states()["ns_ant"] == "draining"
 
 
-async def test_while_the_store_says_nothing_every_model_stays_as_it_is(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
-    waiting(box, "ant")
-    await box.settle()
+async def test_while_the_store_says_nothing_every_model_stays_as_it_is(box: Box) -> None:
+    await asked(box, "ant")
     box.link.model_demand = None
     box.now += 10_000
     await box.settle()
     assert box.states()["ns_ant"] == "ready"
 
 
-async def test_a_reconciler_that_starts_anew_goes_on_with_a_load_and_does_not_begin_another(
-    tmp_path: Path,
-) -> None:
-    box = models_box(tmp_path)
+async def test_a_reconciler_that_starts_anew_goes_on_with_a_load_and_does_not_begin_another(box: Box) -> None:
     waiting(box, "ant")
     await box.reconciler.reconcile_once()
     pids = dict(box.circus.pids)
@@ -124,14 +124,12 @@ async def test_a_reconciler_that_starts_anew_goes_on_with_a_load_and_does_not_be
     assert box.states()["ns_ant"] == "ready"
 
 
-async def test_a_person_loads_pins_and_puts_away(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
+async def test_a_person_loads_pins_and_puts_away(box: Box) -> None:
     wall_s = box.reconciler._ports.wall_clock()
     box.link.model_orders = ModelOrders({}).changed("ant", is_pinned=True).to_text()
     await box.settle()
     assert box.states()["ns_ant"] == "ready"
-    waiting(box, "bee")
-    await box.settle()
+    await asked(box, "bee")
     refusal = box.link.fleet["models"]["bee"]["refusal"]
     assert (refusal["status"], "beside ant: pinned" in refusal["why"]) == (409, True)
     orders = ModelOrders({}).changed("ant", unload_unix_s=wall_s + 60, is_pinned=False)
@@ -140,16 +138,14 @@ async def test_a_person_loads_pins_and_puts_away(tmp_path: Path) -> None:
     assert box.states()["ns_ant"] == "draining"
 
 
-async def test_what_persons_asked_is_remembered_while_the_store_is_away(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
+async def test_what_persons_asked_is_remembered_while_the_store_is_away(box: Box) -> None:
     box.link.model_orders = None
     box.statefile.planner_keys["models"] = ModelOrders({}).changed("bee", is_pinned=True).to_text()
     await box.settle()
     assert box.states()["ns_bee"] == "ready"
 
 
-async def test_a_model_that_can_never_start_is_told_to_those_who_wait_for_it(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
+async def test_a_model_that_can_never_start_is_told_to_those_who_wait_for_it(box: Box) -> None:
     waiting(box, "ant")
     await box.reconciler.reconcile_once()
     box.reconciler.record_exit(box.circus.end("ns_ant"), 78)
@@ -160,9 +156,8 @@ async def test_a_model_that_can_never_start_is_told_to_those_who_wait_for_it(tmp
 
 
 async def test_a_load_that_failed_for_want_of_memory_is_not_tried_again_with_as_little(
-    tmp_path: Path,
+    box: Box, tmp_path: Path
 ) -> None:
-    box = models_box(tmp_path)
     waiting(box, "ant")
     await box.reconciler.reconcile_once()
     (tmp_path / "ns_ant.log").write_text(
@@ -183,16 +178,14 @@ async def test_a_load_that_failed_for_want_of_memory_is_not_tried_again_with_as_
     assert await box.reconciler.reconcile_once() > 0.1, "nobody waits for it: no spinning"
 
 
-def test_what_was_learnt_is_where_a_manager_begins(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
+def test_what_was_learnt_is_where_a_manager_begins(box: Box) -> None:
     learnt = {"ant": Learnt(memory_bytes=7)}
     box.statefile.learnt = learnt
     box.new_reconciler()
     assert box.reconciler._models.state.learnt == learnt
 
 
-async def test_a_load_that_the_full_disk_holds_up_says_so_and_is_not_waited_for_long(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
+async def test_a_load_that_the_full_disk_holds_up_says_so_and_is_not_waited_for_long(box: Box) -> None:
     await box.settle()
     box.statefile.is_disk_full = True
     waiting(box, "ant")
@@ -214,10 +207,8 @@ async def test_a_load_that_the_full_disk_holds_up_says_so_and_is_not_waited_for_
     assert [each.sentence[:5] for each in box.reconciler.model_events][-1] == "load:"
 
 
-async def test_a_demand_goes_on_when_its_first_client_gives_up_and_another_asks(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
-    waiting(box, "ant")
-    await box.settle()
+async def test_a_demand_goes_on_when_its_first_client_gives_up_and_another_asks(box: Box) -> None:
+    await asked(box, "ant")
     for _ in range(3):
         wall_s = box.reconciler._ports.wall_clock()
         box.link.model_demand = {"ant": ModelDemand(0, 0.0, 1, wall_s), "bee": ModelDemand(1, wall_s)}
@@ -230,10 +221,8 @@ async def test_a_demand_goes_on_when_its_first_client_gives_up_and_another_asks(
     assert box.states()["ns_ant"] == "draining", "bee has been wanted for longer than max-swap-wait"
 
 
-async def test_a_model_that_is_preloaded_gets_its_turn_from_one_that_answers(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
-    waiting(box, "ant")
-    await box.settle()
+async def test_a_model_that_is_preloaded_gets_its_turn_from_one_that_answers(box: Box) -> None:
+    await asked(box, "ant")
     box.link.model_demand = {"ant": ModelDemand(0, 0.0, 1, box.reconciler._ports.wall_clock())}
     models = {**MODELS, "bee": {**MODELS["bee"], "preload": True}}
     box.launch = replace(box.launch, config={**box.launch.config, "Models": models})
@@ -245,12 +234,10 @@ async def test_a_model_that_is_preloaded_gets_its_turn_from_one_that_answers(tmp
     assert box.states()["ns_ant"] == "draining"
 
 
-async def test_while_the_demand_is_unknown_nothing_is_refused_and_no_plan_is_due(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
+async def test_while_the_demand_is_unknown_nothing_is_refused_and_no_plan_is_due(box: Box) -> None:
     box.link.model_orders = ModelOrders({}).changed("ant", is_pinned=True).to_text()
     await box.settle()
-    waiting(box, "bee")
-    await box.settle()
+    await asked(box, "bee")
     assert "refusal" in box.link.fleet["models"]["bee"]
     box.link.model_demand = None
     await box.settle()
@@ -258,8 +245,7 @@ async def test_while_the_demand_is_unknown_nothing_is_refused_and_no_plan_is_due
     assert box.reconciler._models.next_at_s == inf
 
 
-async def test_a_failed_model_is_one_event_while_its_next_attempt_comes_nearer(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
+async def test_a_failed_model_is_one_event_while_its_next_attempt_comes_nearer(box: Box) -> None:
     for _ in range(20):
         waiting(box, "ant")
         await box.settle(1)
@@ -296,8 +282,7 @@ async def idle_sleeper(box: Box) -> int:
     models = {name: {**each, "ttl": 60} for name, each in MODELS.items()}
     box.launch = replace(box.launch, config={**sections, "Models": models})
     box.new_reconciler()
-    waiting(box, "ant")
-    await box.settle()
+    await asked(box, "ant")
     box.link.model_demand = {}
     box.now += 100
     await box.settle()
@@ -308,8 +293,7 @@ def state_of(box: Box, name: str) -> str:
     return str(box.link.fleet["models"][name]["state"])
 
 
-async def test_an_idle_model_is_put_to_sleep_and_woken_by_a_request(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
+async def test_an_idle_model_is_put_to_sleep_and_woken_by_a_request(box: Box) -> None:
     ant = await idle_sleeper(box)
     assert box.link.sleep_orders == {ant: "1"}
     await box.settle()
@@ -318,8 +302,7 @@ async def test_an_idle_model_is_put_to_sleep_and_woken_by_a_request(tmp_path: Pa
     await box.settle()
     assert state_of(box, "ant") == "asleep"
     assert box.link.fleet["models"]["ant"]["memory_bytes"] == 1_100_000_000
-    waiting(box, "ant")
-    await box.settle()
+    await asked(box, "ant")
     assert (box.link.woken, state_of(box, "ant")) == ([ant], "loading")
     box.link.sleep_reasons = {}
     await box.settle()
@@ -328,8 +311,7 @@ async def test_an_idle_model_is_put_to_sleep_and_woken_by_a_request(tmp_path: Pa
     assert report["since_unix_s"] == pytest.approx(box.reconciler._ports.wall_clock(), abs=5), "since it woke"
 
 
-async def test_a_sleep_after_which_the_driver_sees_no_memory_come_back_is_stopped(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
+async def test_a_sleep_after_which_the_driver_sees_no_memory_come_back_is_stopped(box: Box) -> None:
     used = {0: GpuUse(0)}
     box.memory = GpuMemory(box.launch.gpus, lambda: dict(used), box, box.wake)
     await box.memory.read_once()
@@ -348,12 +330,10 @@ async def test_a_sleep_after_which_the_driver_sees_no_memory_come_back_is_stoppe
     assert "it still holds 50.0 GB of GPU 0, where 1.1 GB are usual; it is stopped instead" in why
 
 
-async def test_a_sleeper_that_dies_while_another_has_its_memory_is_not_started_again(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
+async def test_a_sleeper_that_dies_while_another_has_its_memory_is_not_started_again(box: Box) -> None:
     ant = await idle_sleeper(box)
     box.link.sleep_reasons = {ant: ""}
-    waiting(box, "bee")
-    await box.settle()
+    await asked(box, "bee")
     assert (state_of(box, "ant"), state_of(box, "bee")) == ("asleep", "ready")
     box.link.sleep_reasons, box.link.sleep_orders = {}, {}
     box.reconciler.record_exit(box.circus.end("ns_ant"), -9)
@@ -363,12 +343,10 @@ async def test_a_sleeper_that_dies_while_another_has_its_memory_is_not_started_a
     assert (state_of(box, "ant"), state_of(box, "bee")) == ("unloaded", "ready")
 
 
-async def test_another_model_is_loaded_beside_a_sleeper(tmp_path: Path) -> None:
-    box = models_box(tmp_path)
+async def test_another_model_is_loaded_beside_a_sleeper(box: Box) -> None:
     ant = await idle_sleeper(box)
     box.link.sleep_reasons = {ant: ""}
-    waiting(box, "bee")
-    await box.settle()
+    await asked(box, "bee")
     assert (state_of(box, "ant"), state_of(box, "bee")) == ("asleep", "ready")
     box.link.model_demand = {"ant": ModelDemand(1, box.reconciler._ports.wall_clock(), 0, 0.0)}
     await box.settle()
@@ -378,9 +356,8 @@ async def test_another_model_is_loaded_beside_a_sleeper(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("order", "why"), [("failed: no room", ""), ("1", "no room")])
 async def test_a_model_that_cannot_sleep_or_wake_is_stopped_and_unloaded_the_next_time(
-    tmp_path: Path, order: str, why: str
+    box: Box, order: str, why: str
 ) -> None:
-    box = models_box(tmp_path)
     ant = await idle_sleeper(box)
     box.link.sleep_orders = {ant: order}
     box.link.sleep_reasons = dict.fromkeys([ant], why) if why else {}
@@ -389,8 +366,7 @@ async def test_a_model_that_cannot_sleep_or_wake_is_stopped_and_unloaded_the_nex
     assert "no room; it is stopped instead" in box.reconciler.workers["ns_ant"].reason
     box.link.sleep_orders, box.link.sleep_reasons = {}, {}
     box.reconciler.record_exit(box.circus.end("ns_ant"), 0)
-    waiting(box, "ant")
-    await box.settle()
+    await asked(box, "ant")
     box.link.model_demand = {}
     box.now += 100
     await box.settle()
@@ -415,8 +391,7 @@ def answering(box: Box, **in_flight: int) -> None:
 
 async def grown(directory: Path) -> Box:
     box = growing_box(directory)
-    waiting(box, "ant")
-    await box.settle()
+    await asked(box, "ant")
     answering(box, ant=5)
     await box.settle()
     assert (box.states()["ns_ant"], box.states()["ns_ant_1"]) == ("ready", "ready")
@@ -485,8 +460,7 @@ async def test_a_loaded_model_has_as_many_workers_as_its_planner_wants(tmp_path:
     box.link.model_workers = '{"ant":2}'
     await box.settle()
     assert "ns_ant" not in box.states(), "a planner loads nothing"
-    waiting(box, "ant")
-    await box.settle()
+    await asked(box, "ant")
     answering(box, ant=1)
     await box.settle()
     assert (box.states()["ns_ant"], box.states()["ns_ant_1"]) == ("ready", "ready")
@@ -501,8 +475,7 @@ async def test_until_a_planner_has_said_something_a_model_keeps_the_workers_that
     tmp_path: Path,
 ) -> None:
     box = planned_box(tmp_path)
-    waiting(box, "ant")
-    await box.settle()
+    await asked(box, "ant")
     answering(box, ant=90)
     await box.settle()
     assert "ns_ant_1" not in box.states()
@@ -511,8 +484,7 @@ async def test_until_a_planner_has_said_something_a_model_keeps_the_workers_that
 async def test_requests_count_again_when_the_planner_is_away_for_too_long(tmp_path: Path) -> None:
     box = planned_box(tmp_path)
     box.link.model_workers = '{"ant":1}'
-    waiting(box, "ant")
-    await box.settle()
+    await asked(box, "ant")
     answering(box, ant=90)
     box.reconciler.record_exit(box.circus.end("ns_Planner"), 1)
     await box.reconciler.reconcile_once()
@@ -540,8 +512,7 @@ async def test_a_disaggregated_model_is_loaded_with_its_prefill_worker_and_leave
     tmp_path: Path,
 ) -> None:
     box = pair_box(tmp_path)
-    waiting(box, "ant")
-    await box.settle()
+    await asked(box, "ant")
     assert (box.states()["ns_ant"], box.states()["ns_ant-prefill"]) == ("ready", "ready")
     prefill = box.reconciler.workers["ns_ant-prefill"]
     assert (prefill.gpus, prefill.memory_bytes, prefill.role) == ((0,), 25 * GB, Role.PREFILL)
@@ -549,8 +520,7 @@ async def test_a_disaggregated_model_is_loaded_with_its_prefill_worker_and_leave
     assert (report["workers"], report["prefill"]["workers"]) == ({"ready": 1}, {"ready": 1})
     assert report["prefill"]["memory_bytes"] == 25 * GB
     assert "ant (prefill)" in box.statefile.learnt
-    waiting(box, "bee")
-    await box.settle()
+    await asked(box, "bee")
     assert (box.states()["ns_ant"], box.states()["ns_ant-prefill"]) == ("draining", "draining")
     box.reconciler.record_exit(box.circus.end("ns_ant"), 0)
     await box.settle()
@@ -562,8 +532,7 @@ async def test_a_disaggregated_model_is_loaded_with_its_prefill_worker_and_leave
 
 async def test_a_reconciler_that_starts_anew_keeps_the_pair_and_starts_no_second(tmp_path: Path) -> None:
     box = pair_box(tmp_path)
-    waiting(box, "ant")
-    await box.settle()
+    await asked(box, "ant")
     pids = dict(box.circus.pids)
     box.new_reconciler()
     await box.settle()
@@ -596,8 +565,7 @@ async def test_a_planner_of_a_disaggregated_model_says_how_many_of_each_it_wants
         box.launch, graph=replace(box.launch.graph, services=(*box.launch.graph.services, planner))
     )
     box.new_reconciler()
-    waiting(box, "ant")
-    await box.settle()
+    await asked(box, "ant")
     assert box.link.fleet["models"]["ant"]["prefill"]["planned_workers"] == 1
     box.link.model_workers = '{"ant":1,"ant (prefill)":2}'
     await box.settle()

@@ -68,6 +68,12 @@ class Scene:
         assert item
         return item, RemotePrefillRequest.from_json(item.payload)
 
+    async def asked(self) -> tuple[asyncio.Task[HandOff | None], RemotePrefillRequest]:
+        """A prompt that a prefill worker has taken: who waits for its hand-off, and what was taken."""
+        hand_off = asyncio.create_task(self.prefill.hand_off(call(), 0.0))
+        _, request = await self.take()
+        return hand_off, request
+
     async def answer(self, request: RemotePrefillRequest, **answer: object) -> None:
         text = json.dumps({"request_id": request.request_id, **answer}).encode()
         await self.messenger.publish(request.reply_to, text)
@@ -117,65 +123,57 @@ async def scene(
         await store.close()
 
 
-async def test_the_answers_parameters_are_the_hand_off() -> None:
-    async with scene() as here:
-        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        item, request = await here.take()
-        assert request.body == {"model": "m", "prompt": "The sky is"}
-        await here.answer(request, worker="p", hand_off={"remote_port": 1})
-        assert fields(await hand_off) == {"remote_port": 1}
-        await item.ack()
-        assert here.placed == ["remote"]
+@pytest.fixture
+async def here() -> AsyncIterator[Scene]:
+    async with scene() as made:
+        yield made
 
 
-async def test_a_second_answer_after_a_redelivery_changes_nothing() -> None:
-    async with scene() as here:
-        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        item, request = await here.take()
-        await here.answer(request, hand_off={"remote_port": 1})
-        await here.answer(request, hand_off={"remote_port": 2})
-        assert fields(await hand_off) == {"remote_port": 1}
-        await here.answer(request, hand_off={"remote_port": 3})
-        await item.ack()
-        assert here.placed == ["remote"]
+async def test_the_answers_parameters_are_the_hand_off(here: Scene) -> None:
+    hand_off, request = await here.asked()
+    assert request.body == {"model": "m", "prompt": "The sky is"}
+    await here.answer(request, worker="p", hand_off={"remote_port": 1})
+    assert fields(await hand_off) == {"remote_port": 1}
+    assert here.placed == ["remote"]
 
 
-async def test_a_message_that_is_no_answer_is_ignored() -> None:
-    async with scene() as here:
-        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        _, request = await here.take()
-        for garbage in (b"", b"[]", b"{}", b"\xff"):
-            await here.messenger.publish(request.reply_to, garbage)
-        await here.answer(request, hand_off={"remote_port": 1})
-        assert fields(await hand_off) == {"remote_port": 1}
+async def test_a_second_answer_after_a_redelivery_changes_nothing(here: Scene) -> None:
+    hand_off, request = await here.asked()
+    await here.answer(request, hand_off={"remote_port": 1})
+    await here.answer(request, hand_off={"remote_port": 2})
+    assert fields(await hand_off) == {"remote_port": 1}
+    await here.answer(request, hand_off={"remote_port": 3})
+    assert here.placed == ["remote"]
 
 
-async def test_a_retryable_error_falls_back() -> None:
-    async with scene() as here:
-        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        _, request = await here.take()
-        await here.answer(request, error="no blocks", is_retryable=True)
-        assert await hand_off is None
-        assert here.placed == ["fallback"]
+async def test_a_message_that_is_no_answer_is_ignored(here: Scene) -> None:
+    hand_off, request = await here.asked()
+    for garbage in (b"", b"[]", b"{}", b"\xff"):
+        await here.messenger.publish(request.reply_to, garbage)
+    await here.answer(request, hand_off={"remote_port": 1})
+    assert fields(await hand_off) == {"remote_port": 1}
 
 
-async def test_an_error_that_is_not_retryable_is_the_clients() -> None:
-    async with scene() as here:
-        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        _, request = await here.take()
-        await here.answer(request, error="too odd", is_retryable=False)
-        with pytest.raises(ApiError, match="too odd"):
-            await hand_off
+async def test_a_retryable_error_falls_back(here: Scene) -> None:
+    hand_off, request = await here.asked()
+    await here.answer(request, error="no blocks", is_retryable=True)
+    assert await hand_off is None
+    assert here.placed == ["fallback"]
 
 
-async def test_a_request_that_is_wrong_is_answered_with_the_engines_status() -> None:
-    async with scene() as here:
-        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        _, request = await here.take()
-        await here.answer(request, error="temperature is below 0", is_retryable=False, status=400)
-        with pytest.raises(ApiError, match="below 0") as caught:
-            await hand_off
-        assert caught.value.status == 400
+async def test_an_error_that_is_not_retryable_is_the_clients(here: Scene) -> None:
+    hand_off, request = await here.asked()
+    await here.answer(request, error="too odd", is_retryable=False)
+    with pytest.raises(ApiError, match="too odd"):
+        await hand_off
+
+
+async def test_a_request_that_is_wrong_is_answered_with_the_engines_status(here: Scene) -> None:
+    hand_off, request = await here.asked()
+    await here.answer(request, error="temperature is below 0", is_retryable=False, status=400)
+    with pytest.raises(ApiError, match="below 0") as caught:
+        await hand_off
+    assert caught.value.status == 400
 
 
 async def test_without_an_answer_in_time_it_falls_back_and_withdraws_the_work() -> None:
@@ -185,13 +183,12 @@ async def test_without_an_answer_in_time_it_falls_back_and_withdraws_the_work() 
         assert here.placed == ["fallback"]
 
 
-async def test_when_the_last_prefill_worker_leaves_those_who_wait_fall_back() -> None:
-    async with scene() as here:
-        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        await here.take()
-        await here.store.delete(PREFILL_WORKER.key)
-        assert await hand_off is None
-        assert here.placed == ["fallback"]
+async def test_when_the_last_prefill_worker_leaves_those_who_wait_fall_back(here: Scene) -> None:
+    hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+    await here.take()
+    await here.store.delete(PREFILL_WORKER.key)
+    assert await hand_off is None
+    assert here.placed == ["fallback"]
 
 
 async def test_an_answer_lost_on_its_way_is_noticed_by_the_empty_queue(
@@ -206,12 +203,11 @@ async def test_an_answer_lost_on_its_way_is_noticed_by_the_empty_queue(
         assert here.placed == ["fallback"]
 
 
-async def test_a_client_that_leaves_withdraws_its_work() -> None:
-    async with scene() as here:
-        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        await eventually(lambda: _has_work(here.queue))
-        hand_off.cancel()
-        await eventually(lambda: _is_empty(here.queue))
+async def test_a_client_that_leaves_withdraws_its_work(here: Scene) -> None:
+    hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+    await eventually(lambda: _has_work(here.queue))
+    hand_off.cancel()
+    await eventually(lambda: _is_empty(here.queue))
 
 
 async def test_while_the_queue_is_away_every_prefill_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,20 +219,18 @@ async def test_while_the_queue_is_away_every_prefill_is_local(monkeypatch: pytes
         assert here.placed == ["fallback", "local"]
 
 
-async def test_a_request_larger_than_a_message_is_prefilled_locally() -> None:
-    async with scene() as here:
-        assert await here.prefill.hand_off(call("x" * 1024 * 1024), 0.0) is None
-        assert await here.queue.depth() == 0
-        assert here.placed == ["fallback"]
+async def test_a_request_larger_than_a_message_is_prefilled_locally(here: Scene) -> None:
+    assert await here.prefill.hand_off(call("x" * 1024 * 1024), 0.0) is None
+    assert await here.queue.depth() == 0
+    assert here.placed == ["fallback"]
 
 
-async def test_a_request_larger_than_a_message_is_refused_where_only_a_prefill_worker_could_compute_it() -> (
-    None
-):
-    async with scene() as here:
-        with pytest.raises(ApiError, match=r"shorten the prompt") as refused:
-            await here.prefill.hand_off(call("x" * 1024 * 1024), 0.0, is_needed=True)
-        assert refused.value.status == 413
+async def test_a_request_larger_than_a_message_is_refused_where_only_a_prefill_worker_could_compute_it(
+    here: Scene,
+) -> None:
+    with pytest.raises(ApiError, match=r"shorten the prompt") as refused:
+        await here.prefill.hand_off(call("x" * 1024 * 1024), 0.0, is_needed=True)
+    assert refused.value.status == 413
 
 
 class LateQueues(MemoryMessenger):
@@ -271,24 +265,22 @@ async def test_without_a_prefill_worker_nothing_is_queued() -> None:
         assert here.placed == ["local"]
 
 
-async def test_own_requests_count_at_once_against_the_queues_limit() -> None:
-    async with scene() as here:
-        waiting = [asyncio.create_task(here.prefill.hand_off(call(), 0.0)) for _ in range(2)]
-        await eventually(lambda: here.prefill.queue_size == 2)
-        assert await here.prefill.hand_off(call(), 0.0) is None
-        assert here.placed == ["local"]
-        for task in waiting:
-            task.cancel()
+async def test_own_requests_count_at_once_against_the_queues_limit(here: Scene) -> None:
+    waiting = [asyncio.create_task(here.prefill.hand_off(call(), 0.0)) for _ in range(2)]
+    await eventually(lambda: here.prefill.queue_size == 2)
+    assert await here.prefill.hand_off(call(), 0.0) is None
+    assert here.placed == ["local"]
+    for task in waiting:
+        task.cancel()
 
 
-async def test_the_work_of_others_counts_once_it_was_read() -> None:
-    async with scene() as here:
-        for _ in range(2):
-            await here.queue.put(b"{}")
-        first = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        await eventually(lambda: here.prefill.queue_size >= 2)
-        assert await here.prefill.hand_off(call(), 0.0) is None
-        first.cancel()
+async def test_the_work_of_others_counts_once_it_was_read(here: Scene) -> None:
+    for _ in range(2):
+        await here.queue.put(b"{}")
+    first = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
+    await eventually(lambda: here.prefill.queue_size >= 2)
+    assert await here.prefill.hand_off(call(), 0.0) is None
+    first.cancel()
 
 
 async def test_the_live_settings_decide_from_then_on() -> None:
@@ -317,8 +309,7 @@ async def released_in(here: Scene) -> list[tuple[str, str]]:
 async def test_a_hand_off_is_let_go_once_however_often_it_is_released() -> None:
     async with scene() as here:
         released = await released_in(here)
-        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        _, request = await here.take()
+        waiting, request = await here.asked()
         await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
         hand_off = await waiting
         assert hand_off
@@ -332,8 +323,7 @@ async def test_a_hand_off_is_let_go_once_however_often_it_is_released() -> None:
 async def test_a_hand_off_that_asks_for_no_release_gets_none() -> None:
     async with scene() as here:
         released = await released_in(here)
-        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        _, request = await here.take()
+        waiting, request = await here.asked()
         await here.answer(request, hand_off={"a": 1})
         hand_off = await waiting
         assert hand_off
@@ -344,28 +334,24 @@ async def test_a_hand_off_that_asks_for_no_release_gets_none() -> None:
 async def test_an_answer_that_nobody_waits_for_any_more_is_let_go() -> None:
     async with scene(wait_s=0.25) as here:
         released = await released_in(here)
-        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        _, request = await here.take()
+        waiting, request = await here.asked()
         assert await waiting is None
         await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
         await eventually(lambda: released == [("kv.p", request.request_id)])
 
 
-async def test_the_answer_of_a_client_that_leaves_as_it_comes_is_let_go() -> None:
-    async with scene() as here:
-        released = await released_in(here)
-        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        _, request = await here.take()
-        await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
-        waiting.cancel()
-        await eventually(lambda: released == [("kv.p", request.request_id)])
+async def test_the_answer_of_a_client_that_leaves_as_it_comes_is_let_go(here: Scene) -> None:
+    released = await released_in(here)
+    waiting, request = await here.asked()
+    await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
+    waiting.cancel()
+    await eventually(lambda: released == [("kv.p", request.request_id)])
 
 
 async def test_of_two_answers_the_one_that_is_not_used_is_let_go() -> None:
     async with scene() as here:
         released = await released_in(here)
-        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        _, request = await here.take()
+        waiting, request = await here.asked()
         await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
         await here.answer(request, hand_off={"a": 1}, release_to="kv.p")
         await here.answer(request, hand_off={"a": 2}, release_to="kv.other")
@@ -377,8 +363,7 @@ async def test_of_two_answers_the_one_that_is_not_used_is_let_go() -> None:
 async def test_a_failed_prefill_holds_nothing_that_could_be_let_go() -> None:
     async with scene() as here:
         released = await released_in(here)
-        waiting = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        _, request = await here.take()
+        waiting, request = await here.asked()
         await here.answer(request, error="no blocks", release_to="kv.p")
         assert await waiting is None
     assert released == []
@@ -392,15 +377,14 @@ async def _has_work(queue: WorkQueue) -> bool:
     return await queue.depth() > 0
 
 
-async def test_a_decode_worker_on_another_host_computes_its_prompts_itself() -> None:
-    async with scene() as here:
-        apart = replace(PREFILL_WORKER, network="there")
-        await here.store.put(apart.key, apart.to_json())
-        taker = Instance("ns", "VllmWorker", "generate", 9, "http://10.0.0.2:1", network="here")
-        await eventually(lambda: not here.prefill.can_reach(taker))
-        assert await here.prefill.hand_off(call(), 0.0, taker=taker) is None
-        assert here.placed == ["local"]
-        assert here.prefill.can_reach(replace(taker, network="there"))
+async def test_a_decode_worker_on_another_host_computes_its_prompts_itself(here: Scene) -> None:
+    apart = replace(PREFILL_WORKER, network="there")
+    await here.store.put(apart.key, apart.to_json())
+    taker = Instance("ns", "VllmWorker", "generate", 9, "http://10.0.0.2:1", network="here")
+    await eventually(lambda: not here.prefill.can_reach(taker))
+    assert await here.prefill.hand_off(call(), 0.0, taker=taker) is None
+    assert here.placed == ["local"]
+    assert here.prefill.can_reach(replace(taker, network="there"))
 
 
 async def test_prefill_workers_that_all_sleep_have_one_woken_and_the_prompt_is_computed_locally() -> None:
@@ -631,67 +615,57 @@ async def test_a_prompt_bears_its_deadline_where_the_queue_is_dispatched_by_dead
     by_deadline = replace(ON, prefill_deadline_ms=500.0, prefill_late_wait_s=15.0)
     async with scene(by_deadline, wait_s=30.0) as here:
         begun_s = time.time()
-        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        item, request = await here.take()
+        hand_off, request = await here.asked()
         assert 0 <= request.arrived_unix_s - begun_s < 60
         assert request.deadline_unix_s == pytest.approx(request.arrived_unix_s + 0.5)
         assert request.owed_unix_s == pytest.approx(request.deadline_unix_s + 15.0)
         assert request.waits_until_unix_s == pytest.approx(request.deadline_unix_s + 29.5)
         await here.answer(request)
         await hand_off
-        await item.ack()
 
 
-async def test_without_one_the_payload_has_no_times() -> None:
-    async with scene() as here:
-        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        item, request = await here.take()
-        assert (request.deadline_unix_s, request.owed_unix_s, request.waits_until_unix_s) == (0, 0, 0)
-        await here.answer(request)
-        await hand_off
-        await item.ack()
+async def test_without_one_the_payload_has_no_times(here: Scene) -> None:
+    hand_off, request = await here.asked()
+    assert (request.deadline_unix_s, request.owed_unix_s, request.waits_until_unix_s) == (0, 0, 0)
+    await here.answer(request)
+    await hand_off
 
 
 async def test_the_next_deadline_leaves_what_the_first_token_took_after_its_hand_over() -> None:
     async with scene(replace(ON, prefill_deadline_ms=60_000.0), wait_s=30.0) as here:
-        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        item, request = await here.take()
+        hand_off, request = await here.asked()
         await here.answer(request)
         taken = await hand_off
-        await item.ack()
         assert taken
         await asyncio.sleep(0.05)
         taken.on_first_token()
 
-        hand_off = asyncio.create_task(here.prefill.hand_off(call(), 0.0))
-        item, request = await here.take()
+        hand_off, request = await here.asked()
         assert request.deadline_unix_s - request.arrived_unix_s < 59.95
         await here.answer(request)
         await hand_off
+
+
+async def test_two_models_never_share_a_queue_nor_use_that_of_the_namespace(here: Scene) -> None:
+    models = []
+    for number, component in ((8, "ant-prefill"), (9, "bee-prefill")):
+        worker = replace(PREFILL_WORKER, component=component, instance_id=number, worker=component)
+        await here.store.put(worker.key, worker.to_json())
+        settings = FrontendSettings(disaggregation=ON, prefill_component=component)
+        runtime = Runtime(here.discovery, here.messenger)
+        model = RemotePrefill(runtime, settings, Counter([]), BackgroundTasks(), is_one_of_several=True)
+        await model.connect()
+        models.append((component, model))
+    await eventually(lambda: here.discovery.instances("bee-prefill"))
+    for component, model in models:
+        asked = asyncio.create_task(model.hand_off(call(component), 0.0))
+        queue = await here.messenger.queue(prefill_stream("ns", component))
+        item = await queue.get(PATIENCE_S)
+        assert item
+        request = RemotePrefillRequest.from_json(item.payload)
+        assert request.body["prompt"] == component
         await item.ack()
-
-
-async def test_two_models_never_share_a_queue_nor_use_that_of_the_namespace() -> None:
-    async with scene() as here:
-        models = []
-        for number, component in ((8, "ant-prefill"), (9, "bee-prefill")):
-            worker = replace(PREFILL_WORKER, component=component, instance_id=number, worker=component)
-            await here.store.put(worker.key, worker.to_json())
-            settings = FrontendSettings(disaggregation=ON, prefill_component=component)
-            runtime = Runtime(here.discovery, here.messenger)
-            model = RemotePrefill(runtime, settings, Counter([]), BackgroundTasks(), is_one_of_several=True)
-            await model.connect()
-            models.append((component, model))
-        await eventually(lambda: here.discovery.instances("bee-prefill"))
-        for component, model in models:
-            asked = asyncio.create_task(model.hand_off(call(component), 0.0))
-            queue = await here.messenger.queue(prefill_stream("ns", component))
-            item = await queue.get(PATIENCE_S)
-            assert item
-            request = RemotePrefillRequest.from_json(item.payload)
-            assert request.body["prompt"] == component
-            await item.ack()
-            await here.answer(request, worker=component, hand_off={"of": component})
-            assert fields(await asked) == {"of": component}
-            await model.close()
-        assert await here.queue.depth() == 0
+        await here.answer(request, worker=component, hand_off={"of": component})
+        assert fields(await asked) == {"of": component}
+        await model.close()
+    assert await here.queue.depth() == 0
