@@ -225,7 +225,7 @@ async def _end_of_load(deployment: Deployment) -> None:
     "seconds",
     [
         0.3,
-        1.0,
+        pytest.param(1.0, marks=pytest.mark.slow),
         *(pytest.param(each, marks=in_torture) for each in (0.0, 0.03, 0.1, 0.2, 0.4, 0.5, 0.6, 0.8, 1.5)),
     ],
 )

@@ -96,12 +96,6 @@ def test_a_statefile_from_a_live_arbiter_is_refused_and_kept(tmp_path: Path) -> 
     assert json.loads(path.read_text()) == document
 
 
-def serve_to_its_end(directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """``dynaplan serve`` in these directories, when it is expected to refuse."""
-    with Deployment(directory, "graphs.agg:Frontend", "agg.yaml", environment=environment) as deployment:
-        return deployment.run(*deployment.command[1:], timeout_s=30)
-
-
 @pytest.mark.slow
 async def test_a_statefile_spoilt_while_serving_is_written_anew_when_the_plugin_starts_again(
     deploy: Callable[..., Deployment],

@@ -125,32 +125,6 @@ def is_back(deployment: Deployment, dead: int) -> bool:
     return all(each["state"] == "ready" and each["pid"] != dead for each in workers)
 
 
-@in_torture
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("numbers", [[signal.SIGKILL] * 4, [signal.SIGSTOP]])
-async def test_one_stream_outlives_four_deaths_of_the_workers_that_it_is_alone_on_and_a_standstill(
-    deploy: Callable[..., Deployment], numbers: list[signal.Signals]
-) -> None:
-    options = (
-        "--VllmWorker.ServiceArgs.workers=3",
-        "--Planner.no-operation=true",
-        "--Frontend.migration-limit=4",
-    )
-    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *options)
-    path, seen = "/v1/chat/completions", []
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=180)) as session:
-        for hits in ([], numbers):
-            stream = Stream()
-            task = asyncio.create_task(stream.take(session, deployment.url, 1, path))
-            for hit in hits:
-                length = len(stream.text)
-                await eventually(partial(has_grown, stream, length), 60, 0.001)
-                os.kill(await the_busy_worker(session, deployment), hit)
-            await task
-            seen.append(stream.seen())
-    assert seen[0] == seen[1]
-
-
 def has_grown(stream: Stream, length: int) -> bool:
     return len(stream.text) > length + 20
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.deployment import EXECUTED, MODEL, Deployment
+from tests.e2e.deployment import EXECUTED, Deployment
 from tests.e2e.held import environment_of
-from tests.e2e.test_kills import is_whole, process_of
+from tests.e2e.test_kills import is_whole
 from tests.e2e.traces import files_of, in_torture, processes_of
-from tests.fakes.load import Load
-from tests.fakes.polling import consistently, eventually, wait_until
+from tests.fakes.polling import eventually, wait_until
 
 QUIET = ("--Planner.no-operation=true", "--drain-timeout", "3", "--leave-timeout", "3")
 AGGREGATED = ("graphs.agg:Frontend", "agg.yaml", *QUIET)
@@ -73,21 +71,3 @@ async def test_two_deployments_that_scale_against_each_other_never_share_a_gpu(
 
 def scale_to(deployment: Deployment, decode: int) -> tuple[str, ...]:
     return ("scale", f"decode={decode}", "--no-wait", "--namespace", deployment.namespace)
-
-
-@in_torture
-async def test_a_plugin_that_stands_still_holds_up_no_request_and_catches_up(
-    deploy: Callable[..., Deployment],
-) -> None:
-    deployment = await asyncio.to_thread(deploy, *AGGREGATED, environment=EXECUTED)
-    plugin = process_of(deployment, "FleetPlugin")
-    async with Load(deployment.url, MODEL, clients=2, tokens=20) as load:
-        plugin.suspend()
-        await asyncio.to_thread(deployment.run, *scale_to(deployment, 3))
-        os.kill(deployment.pid_of("dynamo_VllmWorker"), 9)
-        await eventually(lambda: gpus_in_use(deployment) == [], 15)
-        await consistently(lambda: gpus_in_use(deployment) == [], for_s=1)
-        plugin.resume()
-        await eventually(lambda: len(deployment.workers("VllmWorker")) == 3 and is_whole(deployment), 15)
-        await load.stop()
-    assert [outcome for outcome in load.incomplete if outcome.status != 200] == []

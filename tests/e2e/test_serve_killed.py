@@ -9,18 +9,15 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
-import psutil
 import pytest
 
 from tests.e2e.deployment import EXECUTED, MODEL, REPOSITORY, Deployment, dynaplan
 from tests.e2e.held import environment_of, serve_of
-from tests.e2e.test_kills import is_whole, process_of
+from tests.e2e.test_kills import is_whole
 from tests.e2e.traces import files_of, in_torture, processes_of
 from tests.fakes.load import Load
-from tests.fakes.polling import eventually, wait_until
-from tests.fakes.processes import freeze
+from tests.fakes.polling import eventually
 
 pytestmark = in_torture
 
@@ -132,29 +129,6 @@ async def test_what_was_adopted_is_scaled_restarted_and_shown_like_any_other(
     assert files_of(deployment) == []
 
 
-def test_a_file_that_is_broken_or_changed_meanwhile_counts_at_the_next_reload(
-    deploy: Callable[..., Deployment], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    file = tmp_path_factory.mktemp("config") / "agg.yaml"
-    given = (REPOSITORY / "graphs" / "agg.yaml").read_text()
-    file.write_text(given)
-    deployment = deploy("graphs.agg:Frontend", str(file), *QUIET)
-    before = starts(deployment)
-    for text in (
-        "Frontend: [this is no section\n",
-        given.replace("VllmWorker:", "VllmWorker:\n  max-num-seqs: 7"),
-    ):
-        file.write_text(text)
-        adoptions = deployment.text.count("Adopted")
-        os.kill(serve_of(deployment).pid, signal.SIGKILL)  # type: ignore[union-attr]
-        wait_until(lambda seen=adoptions: deployment.text.count("Adopted") > seen and serve_of(deployment))
-        assert starts(deployment) == before
-    reloaded = deployment.run("reload", "-y")
-    assert reloaded.returncode == 0, reloaded.stdout + reloaded.stderr
-    assert "dynamo_VllmWorker -> dynamo_VllmWorker_1" in reloaded.stdout
-    assert starts(deployment)["dynamo_Frontend"] == before["dynamo_Frontend"]
-
-
 @pytest.mark.parametrize("replaced", [0, 1, 2])
 async def test_a_reload_that_is_killed_in_any_phase_loses_nothing_and_the_next_one_ends_it(
     deploy: Callable[..., Deployment], tmp_path_factory: pytest.TempPathFactory, replaced: int
@@ -202,53 +176,3 @@ async def test_a_reload_that_is_killed_in_any_phase_loses_nothing_and_the_next_o
         await asyncio.to_thread(deployment.scale, decode=3)
     await eventually(lambda: is_whole(deployment) and len(decode_starts()) == 3)
     assert before.isdisjoint(decode_starts())
-
-
-def test_what_does_not_fit_together_is_ended_and_serve_starts_anew(deploy: Callable[..., Deployment]) -> None:
-    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
-    before = starts(deployment)
-    freeze(process_of(deployment, "FleetPlugin").pid)  # it would write the file again
-    deployment.statefile_path.unlink()
-    os.kill(serve_of(deployment).pid, signal.SIGKILL)  # type: ignore[union-attr]
-    wait_until(lambda: serve_of(deployment) and is_whole(deployment) and deployment.workers())
-    assert not set(before.values()) & set(starts(deployment).values())
-    assert deployment.stop() == 0
-    assert files_of(deployment) == []
-
-
-def test_a_serve_that_never_comes_back_lets_requests_finish_and_leaves_nothing(
-    deploy: Callable[..., Deployment],
-) -> None:
-    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET, "--orphan-grace", "3")
-    assert deployment.process
-
-    def killed_again() -> bool:
-        assert deployment.process
-        if deployment.process.poll() is not None:
-            return True
-        for each in psutil.Process(deployment.process.pid).children():
-            with suppress(psutil.Error):  # one that was killed already
-                if "serve" in each.cmdline():
-                    each.kill()
-        return False
-
-    wait_until(killed_again, 60)
-    wait_until(lambda: not processes_of(deployment))
-    assert files_of(deployment) == []
-
-
-def test_kill_9_of_the_supervisor_and_of_both_leaves_nothing(deploy: Callable[..., Deployment]) -> None:
-    deployment = deploy("graphs.agg:Frontend", "agg.yaml", *QUIET)
-    assert deployment.process
-    for with_serve in (False, False, True):
-        children = deployment.children()
-        if with_serve:
-            serve = serve_of(deployment)
-            assert serve
-            serve.kill()
-        deployment.process.kill()
-        deployment.process.wait()
-        deployment.start()  # at once: it sweeps what is left
-        wait_until(lambda left=children: not any(each.is_running() for each in left), 10)
-    assert deployment.stop() == 0
-    assert files_of(deployment) == []

@@ -11,12 +11,10 @@ import shlex
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.instances import ASLEEP, SERVICES_PREFIX, Instance
@@ -26,32 +24,6 @@ from tests.fakes.engine_server import COMMAND
 from tests.fakes.polling import wait_until
 
 WORKERS = ("dynamo_VllmWorker", "dynamo_VllmWorker_1")
-Start = Callable[..., Deployment]
-
-
-@pytest.fixture
-def start(tmp_path: Path, tiny_hf: Path) -> Iterator[Start]:
-    deployments: list[Deployment] = []
-
-    def begin(*options: str, dev_mode: str = "1") -> Deployment:
-        deployment = Deployment(
-            tmp_path,
-            "graphs.agg:Frontend",
-            "vllm.yaml",
-            f"--Common.model={tiny_hf}",
-            "--Common.served-model-name=m",
-            f"--VllmWorker.vllm-command={shlex.join(COMMAND)}",
-            "--VllmWorker.hang-timeout=4",
-            "--Planner.no-operation=true",
-            *options,
-            environment={"VLLM_SERVER_DEV_MODE": dev_mode, "DYNAPLAN_SIMULATED_GPUS": "2"},
-        )
-        deployments.append(deployment)
-        return deployment.start()
-
-    yield begin
-    for deployment in deployments:
-        deployment.close()
 
 
 async def engines(deployment: Deployment) -> dict[str, str]:
@@ -99,8 +71,21 @@ async def told(deployment: Deployment, number: int) -> None:
 
 
 @in_torture
-async def test_a_sleeping_worker_is_shown_left_alone_and_woken_by_command_or_demand(start: Start) -> None:
-    deployment = start("--VllmWorker.ServiceArgs.workers=2")
+async def test_a_sleeping_worker_is_shown_left_alone_and_woken_by_command_or_demand(
+    deploy: Callable[..., Deployment], tiny_hf: Path
+) -> None:
+    deployment = await asyncio.to_thread(
+        deploy,
+        "graphs.agg:Frontend",
+        "vllm.yaml",
+        f"--Common.model={tiny_hf}",
+        "--Common.served-model-name=m",
+        f"--VllmWorker.vllm-command={shlex.join(COMMAND)}",
+        "--VllmWorker.hang-timeout=4",
+        "--VllmWorker.ServiceArgs.workers=2",
+        "--Planner.no-operation=true",
+        environment={"VLLM_SERVER_DEV_MODE": "1", "DYNAPLAN_SIMULATED_GPUS": "2"},
+    )
     pids = {name: deployment.pid_of(name) for name in WORKERS}
     urls = await engines(deployment)
     post(f"{urls[WORKERS[0]]}/sleep?level=1")
@@ -125,21 +110,3 @@ async def test_a_sleeping_worker_is_shown_left_alone_and_woken_by_command_or_dem
     assert sorted(states(deployment).values()) == ["asleep", "ready"]
     # Neither is held to hang, whatever it is sent, nor has one crashed.
     assert {name: deployment.pid_of(name) for name in WORKERS} == pids
-
-
-@in_torture
-async def test_a_worker_that_cannot_be_woken_is_answered_with_the_reason(start: Start) -> None:
-    deployment = start()
-    (url,) = (await engines(deployment)).values()
-    post(f"{url}/sleep?level=1")
-    assert ask(deployment)[0] == 200  # it reached the engine before anybody knew that it sleeps
-    wait_until(lambda: set(states(deployment).values()) == {"ready"}, 20)
-    post(f"{url}/sleep?level=2")
-    wait_until(lambda: set(states(deployment).values()) == {"asleep"}, 20)
-    await asyncio.wait_for(told(deployment, 1), 20)
-    woken = run(deployment, "wake", WORKERS[0])
-    assert woken.returncode == 1
-    assert "without its weights (level 2)" in woken.stderr
-    status, text = ask(deployment)
-    assert status == 503
-    assert "asleep, and cannot be woken. It sleeps without its weights" in text
