@@ -29,7 +29,7 @@ async def registration(store: FakeStore, clock: Any) -> AsyncIterator[Registrati
     await discovery.start()
     made = Registration(store, clock, discovery, instances, role=Role.DECODE)
     yield made
-    store.is_away = store.is_frozen = False
+    store.is_available, store.is_frozen = True, False
     await made.deregister()
     await discovery.close()
 
@@ -115,7 +115,7 @@ async def test_an_outage_longer_than_the_ttl_in_which_the_lease_lapsed_means_a_n
     await registration.start()
     store.go_away()
     await asyncio.sleep(40)
-    store._end(registration.instance_id)
+    store._end_lease(registration.instance_id)
     store.come_back()
     await within(5, lambda: registered(store) == {1002})
     assert not registration.revoked.is_set()
@@ -174,7 +174,7 @@ async def test_a_revocation_drains_even_after_somebody_deleted_everything(
     registration: Registration, store: FakeStore
 ) -> None:
     await registration.start()
-    store.generation += 1  # what identifies the store was deleted as well
+    store._identity += 1  # what identifies the store was deleted as well
     for key in list(store.items):
         await store.delete(key)
     await within(0.1, lambda: len(store.items) == 6)
