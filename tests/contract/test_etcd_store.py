@@ -30,7 +30,6 @@ async def test_an_empty_etcd_that_has_overtaken_the_old_revision_is_noticed_by_a
         await other.put(f"watched/{number}", "v")
     store._gateway._endpoints = watching
     await eventually(lambda: watched.state == {f"watched/{number}": "v" for number in range(9)})
-    await watched.stop()
     await store.close()
     await other.close()
 
@@ -53,7 +52,6 @@ async def test_a_watch_whose_history_was_compacted_meanwhile_begins_again(etcd: 
     store._gateway._endpoints = watching
     await eventually(lambda: watched.state == {"watched/k": "4"})
     assert watched.snapshots == 2
-    await watched.stop()
     await store.close()
     await other.close()
 
@@ -86,7 +84,6 @@ async def test_the_next_endpoint_takes_over_from_one_that_is_away(shared_etcd: S
     await store.put("k", "v")
     watched = await Watched(store, "").started()
     assert "k" in watched.state
-    await watched.stop()
     await store.close()
 
 

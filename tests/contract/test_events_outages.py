@@ -91,7 +91,6 @@ async def test_what_is_published_while_the_server_is_away_is_sent_when_it_is_bac
     if is_kept:
         assert reader.numbers == list(range(6))
     assert publishing.counts()["dropped"] == 0
-    await reader.stop()
 
 
 async def test_beyond_a_bound_the_oldest_are_dropped_and_counted_and_missed(
@@ -112,7 +111,6 @@ async def test_beyond_a_bound_the_oldest_are_dropped_and_counted_and_missed(
     reader = Reader(await reading.subscribe(str(SUBJECT), KEPT))
     await eventually(lambda: len(reader.events) == 17_000 - dropped)
     assert [event.missed for event in reader.events if event.missed] == [dropped]
-    await reader.stop()
 
 
 async def test_what_a_lost_connection_had_not_sent_is_not_sent_on_the_next_one(nats: Server) -> None:
@@ -177,7 +175,6 @@ async def test_of_ten_thousand_kept_events_with_random_outages_all_arrive_in_ord
         own = [int(event.payload) for event in reader.events if event.publisher == publisher_id]
         assert own == list(range(5000))
     assert {event.missed for event in reader.events} == {0}
-    await reader.stop()
 
 
 async def test_a_server_that_comes_back_empty_gets_its_stream_again_and_readers_go_on(
@@ -197,7 +194,6 @@ async def test_a_server_that_comes_back_empty_gets_its_stream_again_and_readers_
     await eventually(lambda: len(reader.events) == 13)
     assert reader.numbers == list(range(13))
     assert {event.missed for event in reader.events} == {0}
-    await reader.stop()
 
 
 async def test_a_stream_that_somebody_deleted_is_made_again(
@@ -215,7 +211,6 @@ async def test_a_stream_that_somebody_deleted_is_made_again(
     await publisher.publish(b"1")
     assert await publishing.flush(10)
     await eventually(lambda: reader.payloads == [b"0", b"1"])
-    await reader.stop()
 
 
 async def test_a_stream_keeps_events_for_the_time_that_the_environment_says(nats: Server) -> None:
@@ -277,7 +272,6 @@ async def test_a_plain_message_of_another_program_is_an_event_without_a_number(
     await eventually(lambda: len(reader.events) == 2)
     assert [(event.publisher, event.sequence, event.missed) for event in reader.events] == [(0, 0, 0)] * 2
     await messenger.close()
-    await reader.stop()
 
 
 async def test_in_the_originals_form_what_is_no_envelope_is_named_once_and_skipped(
@@ -296,8 +290,6 @@ async def test_in_the_originals_form_what_is_no_envelope_is_named_once_and_skipp
     kept = Reader(await plane.subscribe(str(SUBJECT), KEPT))
     await eventually(lambda: kept.payloads == [b"event"])
     await messenger.close()
-    await reader.stop()
-    await kept.stop()
 
 
 async def test_a_subscription_of_two_patterns_of_which_one_fails_leaves_none(
@@ -353,5 +345,4 @@ async def test_the_plane_in_memory_can_be_away() -> None:
     reader = Reader(await plane.subscribe(str(SUBJECT), KEPT))
     await eventually(lambda: len(reader.events) == 16_384)
     assert reader.events[0].missed == 20_000 - 16_384
-    await reader.stop()
     await plane.close()

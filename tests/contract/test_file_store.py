@@ -144,7 +144,6 @@ async def test_the_keys_of_a_killed_process_go_long_before_their_lease(
     child.kill()
     await eventually(lambda: watched.events[-1] == Deleted("v1/box/k"))
     assert time.monotonic() - killed_s < 10  # alone on the machine: less than 1
-    await watched.stop()
 
 
 async def test_the_keys_of_a_dead_process_are_removed_by_the_next_that_reads(
@@ -167,7 +166,6 @@ async def test_a_frozen_process_loses_its_lease_with_its_time_not_before(
     await watched.reaches({})
     assert time.monotonic() - float(asked_s) >= 2.0
     assert await store.keep_alive(int(lease)) == 0.0
-    await watched.stop()
 
 
 async def test_a_process_that_has_closed_its_store_leaves_its_leases_to_their_time(
@@ -179,7 +177,6 @@ async def test_a_process_that_has_closed_its_store_leaves_its_leases_to_their_ti
     assert await store.keep_alive(int(lease)) == 2.0
     watched = await Watched(store, "").started()
     await eventually(lambda: watched.state == {}, timeout_s=5)
-    await watched.stop()
 
 
 async def test_a_lease_belongs_to_the_process_that_kept_it_alive_last(
@@ -195,7 +192,6 @@ async def test_a_lease_belongs_to_the_process_that_kept_it_alive_last(
     await consistently(lambda: watched.state == {"v1/box/k": "held"}, for_s=0.3)
     second.kill()
     await watched.reaches({})
-    await watched.stop()
 
 
 async def test_a_writer_that_stands_still_in_its_write_is_an_error_in_time_and_readers_go_on(
@@ -270,7 +266,6 @@ async def test_a_lost_lease_drains_nobody_and_a_revoked_one_does(
     third = await eventually(lambda: lease() not in (0, first, second) and lease())  # wiped
     await store.revoke(third)
     assert await children.answer(child) == "revoked"
-    await watched.stop()
 
 
 # Many changes
@@ -287,7 +282,6 @@ async def test_a_watch_sees_every_final_state_while_two_processes_write_two_hund
     await eventually(lambda: watched.state == expected, timeout_s=90, interval_s=0.1)
     assert watched.snapshots == 1
     assert len(watched.puts) == 600
-    await watched.stop()
 
 
 async def test_a_watch_has_no_gap_while_old_changes_are_forgotten(
@@ -300,7 +294,6 @@ async def test_a_watch_has_no_gap_while_old_changes_are_forgotten(
         await store.put("k", str(number), lease)
         await eventually(lambda: len(watched.puts) == number + 1, interval_s=0.001)  # noqa: B023
     assert watched.snapshots == 1
-    await watched.stop()
 
 
 async def test_a_watch_that_misses_what_is_forgotten_begins_with_a_new_snapshot(
@@ -317,7 +310,6 @@ async def test_a_watch_that_misses_what_is_forgotten_begins_with_a_new_snapshot(
     assert watched.snapshots == 2
     (count,) = _rows(directory, "SELECT count(*) FROM change")
     assert count < 40
-    await watched.stop()
 
 
 def _unavailable(*_: object) -> None:
@@ -346,7 +338,6 @@ async def test_without_notices_of_the_kernel_changes_are_looked_for(
     await connect().put("k", "v")
     await watched.reaches({"k": "v"})
     assert "polled every 1 s" in caplog.text
-    await watched.stop()
 
 
 # The directory
@@ -367,7 +358,6 @@ async def test_a_store_whose_directory_is_removed_begins_anew_with_another_ident
     assert await store.identity() == await other.identity() != identity
     await store.put("v1/box/k", "again")
     await watched.reaches({"v1/box/k": "again"})
-    await watched.stop()
 
 
 async def test_a_store_that_is_moved_away_is_left_for_a_new_one(
@@ -381,7 +371,6 @@ async def test_a_store_that_is_moved_away_is_left_for_a_new_one(
     moved = FileStore(tmp_path / "elsewhere")
     assert [item.value for item in await moved.list("")] == ["v"]
     await moved.close()
-    await watched.stop()
 
 
 async def test_a_store_whose_place_is_gone_is_an_error_and_heals_when_it_is_back(
@@ -399,7 +388,6 @@ async def test_a_store_whose_place_is_gone_is_an_error_and_heals_when_it_is_back
     await eventually(lambda: watched.state == {}, timeout_s=5)
     await store.put("k", "w")
     await watched.reaches({"k": "w"})
-    await watched.stop()
     await store.close()
 
 
@@ -436,7 +424,6 @@ async def test_a_damaged_database_is_set_aside_and_the_store_begins_anew(
     assert len([name for name in os.listdir(directory) if name.startswith("damaged-")]) == 1
     await store.put("k", "w")
     await watched.reaches({"k": "w"})
-    await watched.stop()
 
 
 async def test_a_database_that_is_damaged_while_it_is_watched_is_given_up(
@@ -450,7 +437,6 @@ async def test_a_database_that_is_damaged_while_it_is_watched_is_given_up(
     assert watched.state == {}
     await connect().put("k", "w")
     await watched.reaches({"k": "w"})
-    await watched.stop()
 
 
 def _damaged(store: FileStore) -> None:
@@ -546,7 +532,6 @@ async def test_a_directory_that_is_replaced_by_an_unsafe_one_is_not_used_until_i
     os.chmod(directory, 0o700)
     await store.put("k", "w")
     await watched.reaches({"k": "w"})
-    await watched.stop()
 
 
 # The disk
@@ -615,7 +600,6 @@ async def test_a_read_only_disk_is_read_and_refuses_writes_with_the_reason(mount
     remount(mounted, "rw")
     await store.put("k", "w")
     await watched.reaches({"k": "w"})
-    await watched.stop()
     await store.close()
 
 

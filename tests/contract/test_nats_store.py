@@ -43,7 +43,6 @@ async def other(nats: Server) -> AsyncIterator[NatsStore]:
 async def watch(store: NatsStore) -> AsyncIterator[Watched]:
     watched = Watched(store, "watched/")
     yield watched
-    await watched.stop()
 
 
 @pytest.fixture
@@ -67,7 +66,6 @@ async def test_a_watch_that_begins_while_the_process_lags_behind_waits_for_what_
     await later.reaches({"later": "1"})
     (event,) = later.events
     assert isinstance(event, Snapshot)
-    await later.stop()
 
 
 async def test_a_watch_begins_when_the_server_is_back(store: NatsStore, nats: Server, watch: Watched) -> None:
@@ -78,7 +76,6 @@ async def test_a_watch_begins_when_the_server_is_back(store: NatsStore, nats: Se
     await consistently(lambda: not later.events, 0.2)
     await nats.start_again()
     await later.reaches({"later": "1"})
-    await later.stop()
 
 
 async def test_a_watch_goes_on_after_an_error_of_the_server_on_which_nats_py_closes_for_good(

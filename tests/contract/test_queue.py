@@ -69,6 +69,19 @@ def nats(runtime_dir: Path) -> Iterator[Server]:
     server.kill()
 
 
+@pytest.fixture
+async def own(nats: Server) -> AsyncIterator[NatsMessenger]:
+    """A connection to that server."""
+    made = await NatsMessenger.from_environment(nats.environment)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def own_queue(own: NatsMessenger) -> WorkQueue:
+    return await own.queue("q")
+
+
 async def taken(queue: WorkQueue, timeout_s: float = 5.0) -> WorkItem:
     item = await queue.get(timeout_s)
     assert item is not None
@@ -295,11 +308,9 @@ async def test_a_killed_nats_is_an_error_at_once_and_a_restarted_one_goes_on(
 
 @pytest.mark.parametrize("end", [Server.kill, Server.stop])
 async def test_who_waits_for_work_waits_through_a_restart(
-    nats: Server, end: Callable[[Server], None]
+    own_queue: WorkQueue, nats: Server, end: Callable[[Server], None]
 ) -> None:
-    messenger = await NatsMessenger.from_environment(nats.environment)
-    queue = await messenger.queue("q")
-    waiting = asyncio.create_task(queue.get(20.0))
+    waiting = asyncio.create_task(own_queue.get(20.0))
     await asyncio.sleep(0.2)
     end(nats)
     await lasting(0.5)
@@ -307,7 +318,7 @@ async def test_who_waits_for_work_waits_through_a_restart(
 
     async def put() -> int:
         try:
-            return await queue.put(b"work")
+            return await own_queue.put(b"work")
         except QueueUnavailable:
             return 0
 
@@ -316,89 +327,78 @@ async def test_who_waits_for_work_waits_through_a_restart(
     assert item is not None
     assert item.payload == b"work"
     await item.ack()
-    assert await queue.depth() == 0
-    await messenger.close()
+    assert await own_queue.depth() == 0
 
 
-async def test_work_taken_before_a_restart_can_be_acknowledged_after_it(nats: Server) -> None:
-    messenger = await NatsMessenger.from_environment(nats.environment)
-    queue = await messenger.queue("q")
-    await queue.put(b"work")
-    item = await taken(queue)
+async def test_work_taken_before_a_restart_can_be_acknowledged_after_it(
+    own: NatsMessenger, own_queue: WorkQueue, nats: Server
+) -> None:
+    await own_queue.put(b"work")
+    item = await taken(own_queue)
     nats.kill()
-    await eventually(lambda: not messenger.is_connected)
+    await eventually(lambda: not own.is_connected)
     with pytest.raises(QueueUnavailable):
         await item.ack()
     await nats.start_again()
-    await eventually(lambda: messenger.is_connected)
+    await eventually(lambda: own.is_connected)
     await item.ack()
-    assert await queue.depth() == 0
-    assert await queue.get(4.0) is None
-    await messenger.close()
+    assert await own_queue.depth() == 0
+    assert await own_queue.get(4.0) is None
 
 
-async def test_a_server_that_comes_back_empty_gets_its_queue_again(nats: Server) -> None:
-    messenger = await NatsMessenger.from_environment(nats.environment)
-    queue = await messenger.queue("q")
-    await queue.put(b"lost")
+async def test_a_server_that_comes_back_empty_gets_its_queue_again(
+    own: NatsMessenger, own_queue: WorkQueue, nats: Server
+) -> None:
+    await own_queue.put(b"lost")
     nats.kill()
     nats.wipe()
     await nats.start_again()
-    await eventually(lambda: messenger.is_connected)
-    assert await queue.get(0.5) is None
-    await queue.put(b"new")
-    assert (await taken(queue)).payload == b"new"
-    await messenger.close()
+    await eventually(lambda: own.is_connected)
+    assert await own_queue.get(0.5) is None
+    await own_queue.put(b"new")
+    assert (await taken(own_queue)).payload == b"new"
 
 
-async def test_a_queue_that_somebody_deleted_is_made_again(nats: Server) -> None:
-    messenger = await NatsMessenger.from_environment(nats.environment)
-    queue = await messenger.queue("q")
-    async with messenger.call() as client:
+async def test_a_queue_that_somebody_deleted_is_made_again(own: NatsMessenger, own_queue: WorkQueue) -> None:
+    async with own.call() as client:
         await client.jsm().delete_stream("q")
-    await queue.put(b"work")
-    assert (await taken(queue)).payload == b"work"
-    await messenger.close()
+    await own_queue.put(b"work")
+    assert (await taken(own_queue)).payload == b"work"
 
 
-async def test_work_whose_consumer_is_gone_can_be_acknowledged(nats: Server) -> None:
-    messenger = await NatsMessenger.from_environment(nats.environment)
-    queue = await messenger.queue("q")
-    await queue.put(b"work")
-    item = await taken(queue)
-    async with messenger.call() as client:
+async def test_work_whose_consumer_is_gone_can_be_acknowledged(
+    own: NatsMessenger, own_queue: WorkQueue
+) -> None:
+    await own_queue.put(b"work")
+    item = await taken(own_queue)
+    async with own.call() as client:
         await client.jsm().delete_consumer("q", nats_messenger.CONSUMER)
     await item.ack()
-    assert await queue.depth() == 0
-    await messenger.close()
+    assert await own_queue.depth() == 0
 
 
 async def test_a_connection_that_the_client_has_given_up_is_made_again_with_its_subscriptions(
-    nats: Server,
+    own: NatsMessenger,
 ) -> None:
     heard: list[bytes] = []
-    messenger = await NatsMessenger.from_environment(nats.environment)
-    await messenger.subscribe("news", lambda subject, payload: heard.append(payload))
-    async with messenger.call() as client:
+    await own.subscribe("news", lambda subject, payload: heard.append(payload))
+    async with own.call() as client:
         given_up = client
     await given_up.close()
-    await eventually(lambda: messenger.is_connected)
-    await messenger.publish("news", b"again")
+    await eventually(lambda: own.is_connected)
+    await own.publish("news", b"again")
     await eventually(lambda: heard == [b"again"])
-    await messenger.close()
 
 
 async def test_a_receiver_that_fails_gets_the_next_message_all_the_same(
-    nats: Server, caplog: pytest.LogCaptureFixture
+    own: NatsMessenger, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[int] = []
-    messenger = await NatsMessenger.from_environment(nats.environment)
-    await messenger.subscribe("numbers", lambda subject, payload: heard.append(int(payload)))
+    await own.subscribe("numbers", lambda subject, payload: heard.append(int(payload)))
     for payload in (b"no number", b"7"):
-        await messenger.publish("numbers", payload)
+        await own.publish("numbers", payload)
     await eventually(lambda: heard == [7])
     assert "the receiver of numbers failed" in caplog.text
-    await messenger.close()
 
 
 def test_servers_and_credentials_are_those_of_the_environment() -> None:
@@ -413,29 +413,26 @@ def test_servers_and_credentials_are_those_of_the_environment() -> None:
 
 
 async def test_a_frozen_nats_is_an_error_in_time_and_afterwards_all_goes_on(
-    nats: Server, caplog: pytest.LogCaptureFixture
+    own: NatsMessenger, own_queue: WorkQueue, nats: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    messenger = await NatsMessenger.from_environment(nats.environment)
-    queue = await messenger.queue("q")
     nats.freeze()
     begun_s = now_s()
     with pytest.raises(QueueUnavailable):
-        await messenger.publish("news", b"")
+        await own.publish("news", b"")
     assert now_s() - begun_s < 3.0
     nats.thaw()
 
     async def works() -> bool:
         try:
-            await queue.put(b"work")
+            await own_queue.put(b"work")
         except QueueUnavailable:
             return False
         return True
 
     await eventually(works)
-    assert (await taken(queue)).payload == b"work"
-    await messenger.publish("news", b"")
+    assert (await taken(own_queue)).payload == b"work"
+    await own.publish("news", b"")
     assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
-    await messenger.close()
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -488,16 +485,17 @@ def _most_connections(nats: Server, during_s: float) -> int:
     return most
 
 
-async def test_an_empty_queue_of_the_original_is_replaced_and_one_in_use_is_adopted(nats: Server) -> None:
-    messenger = await NatsMessenger.from_environment(nats.environment)
-    async with messenger.call() as client:
+async def test_an_empty_queue_of_the_original_is_replaced_and_one_in_use_is_adopted(
+    own: NatsMessenger,
+) -> None:
+    async with own.call() as client:
         manager = client.jsm()
         for stream in ("empty", "used"):
             await manager.add_stream(name=stream, subjects=[f"{stream}.*"], max_age=600)
             await manager.add_consumer(stream, durable_name="worker-group", ack_wait=30)
         await client.jetstream().publish("used.queue", b"theirs")
         for stream in ("empty", "used"):
-            queue = await messenger.queue(stream)
+            queue = await own.queue(stream)
             await queue.put(b"ours")
         retention = {
             stream: (await manager.stream_info(stream)).config.retention for stream in ("empty", "used")
@@ -510,16 +508,12 @@ async def test_an_empty_queue_of_the_original_is_replaced_and_one_in_use_is_adop
         assert item.payload == payload
         await item.ack()
     assert await queue.depth() == 0
-    await messenger.close()
 
 
-async def test_a_message_that_is_too_large_is_refused_for_good(nats: Server) -> None:
-    messenger = await NatsMessenger.from_environment(nats.environment)
-    queue = await messenger.queue("q")
-    await queue.put(b"x" * (7 * 1024 * 1024))
+async def test_a_message_that_is_too_large_is_refused_for_good(own_queue: WorkQueue) -> None:
+    await own_queue.put(b"x" * (7 * 1024 * 1024))
     with pytest.raises(PermanentError):
-        await queue.put(b"x" * (9 * 1024 * 1024))
-    await messenger.close()
+        await own_queue.put(b"x" * (9 * 1024 * 1024))
 
 
 async def test_a_wrong_token_is_refused_for_good_and_soon(nats: Server) -> None:
@@ -534,12 +528,10 @@ async def test_no_server_at_all_is_an_error_in_time() -> None:
         await NatsMessenger.from_environment({"NATS_SERVER": "nats://127.0.0.1:9"})
 
 
-async def test_a_name_that_is_no_stream_name_becomes_one(nats: Server) -> None:
-    messenger = await NatsMessenger.from_environment(nats.environment)
-    queue = await messenger.queue("a/b.c\\d e_queue")
+async def test_a_name_that_is_no_stream_name_becomes_one(own: NatsMessenger) -> None:
+    queue = await own.queue("a/b.c\\d e_queue")
     await queue.put(b"work")
     assert await queue.depth() == 1
-    await messenger.close()
 
 
 # Lanes
@@ -601,19 +593,17 @@ async def test_work_in_a_lane_comes_again_unless_it_is_acknowledged(connect: Con
     assert await lane.depth() == 0
 
 
-async def test_a_stream_from_before_lanes_is_widened_and_keeps_its_work(nats: Server) -> None:
-    messenger = await NatsMessenger.from_environment(nats.environment)
-    async with messenger.call() as client:
+async def test_a_stream_from_before_lanes_is_widened_and_keeps_its_work(own: NatsMessenger) -> None:
+    async with own.call() as client:
         manager = client.jsm()
         await manager.add_stream(name="old", subjects=["old.queue"], retention="workqueue", max_age=600)
         await manager.add_consumer("old", durable_name="worker-group", ack_wait=3, ack_policy="explicit")
         await client.jetstream().publish("old.queue", b"before")
-    lane = await messenger.queue("old", "taker")
-    shared = await messenger.queue("old")
+    lane = await own.queue("old", "taker")
+    shared = await own.queue("old")
     await lane.put(b"directed")
 
     assert await shared.depth() == 2
     assert (await taken(shared)).payload == b"before"
     assert await shared.get(0.1) is None
     assert (await taken(lane)).payload == b"directed"
-    await messenger.close()

@@ -66,7 +66,6 @@ def other(connect: Connect, lacks: frozenset[str]) -> Store:
 async def watch(store: Store) -> AsyncIterator[Watched]:
     watched = Watched(store, "watched/")
     yield watched
-    await watched.stop()
 
 
 # Transactions
@@ -305,5 +304,4 @@ async def test_the_memory_store_can_be_away_and_can_come_back_empty() -> None:
     assert await store.get("k") is None
     assert await store.identity() != identity
     await eventually(lambda: watched.snapshots == 2)
-    await watched.stop()
     await store.close()

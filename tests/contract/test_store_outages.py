@@ -58,7 +58,6 @@ async def other(server: Server, backend: str) -> AsyncIterator[Store]:
 async def watch(store: Store) -> AsyncIterator[Watched]:
     watched = Watched(store, "watched/")
     yield watched
-    await watched.stop()
 
 
 async def test_a_killed_and_restarted_server_keeps_keys_and_leases_and_watches_have_no_gap(
@@ -119,7 +118,6 @@ async def test_a_watch_that_begins_while_the_server_is_away_waits_for_it(
     await consistently(lambda: not watched.events, for_s=0.5)
     await server.start_again()
     await watched.reaches({"watched/k": "v"})
-    await watched.stop()
 
 
 async def test_a_server_that_comes_back_empty_is_noticed(

@@ -82,7 +82,6 @@ async def test_a_process_reads_what_it_has_just_written_though_its_watch_has_not
     assert item and item.value == "second"
     await store.delete("k")
     assert await store.get("k") is None
-    await watched.stop()
 
 
 async def test_a_lease_ends_with_its_pod(api: KubeApi, of_pod: Open) -> None:
@@ -223,7 +222,6 @@ async def watch(worker: ClusterStore, frontend: ClusterStore) -> AsyncIterator[W
     """What the frontend is parsed."""
     watched = await Watched(frontend, "").started()
     yield watched
-    await watched.stop()
 
 
 async def test_a_registration_comes_and_goes_with_its_pods_readiness(
@@ -296,7 +294,6 @@ async def test_endpoint_slices_of_an_older_cluster_do_as_well(api: KubeApi) -> N
     api.add(old, "endpointslices", {"metadata": {"name": "workers"}, "endpoints": [ready]})
     await watched.reaches({"k": "v"})
     assert [item.key for item in await frontend.list("")] == ["k"]
-    await watched.stop()
     await worker.close()
     await frontend.close()
 
@@ -310,7 +307,6 @@ async def test_a_right_that_is_missing_is_said_and_tried_again(
     await eventually(lambda: "endpointslices is forbidden" in caplog.text)
     api.denied = set()
     await watched.reaches({"k": "v"})
-    await watched.stop()
 
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
