@@ -1,8 +1,9 @@
-"""Servers that the tests of a module share, and clients of a test's own server."""
+"""Servers that a module shares, clients of a test's own server, and what contracts are run over."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import nats as nats_py
 import pytest
@@ -10,6 +11,9 @@ from nats.js.kv import KeyValue
 
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.nats_store import NatsStore
+from dynaplan.store.port import Store
+from tests.contract.engine_workers import Worker, starting
+from tests.contract.stores import BACKENDS
 from tests.fakes.servers import Server, short_directory, start_etcd, start_nats
 
 
@@ -28,6 +32,21 @@ def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = start_nats(tmp_path_factory.mktemp("n"))
     yield server
     server.kill()
+
+
+@pytest.fixture(params=BACKENDS)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """An empty store of each kind."""
+    opened = (await BACKENDS[request.param](request, tmp_path))()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def worker(tmp_path: Path) -> AsyncIterator[Worker]:
+    """A simulated engine that takes no time."""
+    async with starting(tmp_path) as start_any:
+        yield await start_any("sim", {"speedup-ratio": 0})
 
 
 @pytest.fixture

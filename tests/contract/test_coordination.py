@@ -3,45 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import pytest
 
-from dynaplan.kubernetes.store import ClusterStore
-from dynaplan.kubernetes.store_documents import PodIdentity
 from dynaplan.store.buckets import Bucket, BucketChange, BucketEntry
-from dynaplan.store.etcd import EtcdStore
-from dynaplan.store.file_store import FileStore
 from dynaplan.store.locks import Locks
-from dynaplan.store.memory import MemoryStore
-from dynaplan.store.nats_store import NatsStore
 from dynaplan.store.port import Store
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import ConfigError, LockLost, LockNotFree
-from tests.fakes.kube_api import KubeApi
 from tests.fakes.polling import consistently, eventually
 
 BYTES = bytes(range(256)) + "значение ✓".encode()
 TTL_S = 2
-
-
-@pytest.fixture(params=["memory", "etcd", "file", "nats", "kubernetes"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    store: Store = MemoryStore(SystemClock())
-    if request.param == "file":
-        store = FileStore.from_environment({"DYN_FILE_KV": str(tmp_path / "kv")})
-    elif request.param == "kubernetes":
-        api = KubeApi()
-        api.holds_watches = True
-        store = ClusterStore(api.client(), PodIdentity("pod", "uid-of-pod"))
-    elif request.param != "memory":
-        kind = EtcdStore if request.param == "etcd" else NatsStore
-        store = kind.from_environment(request.getfixturevalue(f"shared_{request.param}").environment)
-        for item in await store.list(""):
-            await store.delete(item.key)
-    yield store
-    await store.close()
 
 
 @pytest.fixture

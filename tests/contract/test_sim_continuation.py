@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.contract.engine_workers import Worker, starting
+from tests.contract.engine_workers import Worker
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-
-
-@pytest.fixture
-async def worker(tmp_path: Path) -> AsyncIterator[Worker]:
-    async with starting(tmp_path) as start_any:
-        yield await start_any("sim", {"speedup-ratio": 0})
 
 
 async def answered(worker: Worker, path: str, begun: str, **fields: Any) -> tuple[str, str, int]:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.contract.engine_workers import Worker, starting
+from tests.contract.engine_workers import Worker
 
 PROMPT = {"prompt": "hello", "max_tokens": 200}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 200}
 BEGINNING = "This is dynaplan's simulated engine: no model runs here, the words only keep its pace. "
-
-
-@pytest.fixture
-async def worker(tmp_path: Path) -> AsyncIterator[Worker]:
-    async with starting(tmp_path) as start_any:
-        yield await start_any("sim", {"speedup-ratio": 0})
 
 
 async def answered(worker: Worker, **fields: Any) -> tuple[str, str, int]:

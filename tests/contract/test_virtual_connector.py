@@ -13,18 +13,10 @@ from dynaplan.planner.model import Decision
 from dynaplan.planner.virtual.connector import VirtualConnector
 from dynaplan.runtime import VirtualConnectorClient
 from tests.contract.runtimes import runtime_of
-from tests.contract.stores import BACKENDS
 from tests.fakes.polling import eventually
 from tests.fakes.registrations import FakeRegistrations
 
 FLEET = FleetCounts(WorkerCounts(ready=1, gpus=2.0), WorkerCounts(ready=2, starting=1, startup_s=40.0), 8)
-
-
-@pytest.fixture(params=BACKENDS)
-async def store(request, tmp_path):
-    opened = (await BACKENDS[request.param](request, tmp_path))()
-    yield opened
-    await opened.close()
 
 
 def client_of(store: Any) -> VirtualConnectorClient:

@@ -52,7 +52,6 @@ def is_whole(deployment: Deployment) -> bool:
         pytest.param("--service-name PrefillWorker", marks=in_torture),
         pytest.param("--service-name Planner", marks=in_torture),
         pytest.param("circus", marks=pytest.mark.slow),
-        pytest.param("etcd", marks=in_torture),
         "nats-server",
     ],
 )
@@ -60,7 +59,7 @@ async def test_requests_are_answered_and_the_service_is_whole_again(
     deploy: Callable[..., Deployment], victim: str
 ) -> None:
     deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
-    words = {"circus": "FleetPlugin", "etcd": "etcd --name"}.get(victim, victim)
+    words = {"circus": "FleetPlugin"}.get(victim, victim)
     killed = process_of(deployment, words)
     async with Load(deployment.url, MODEL, clients=3, tokens=30, prompt="word " * 900) as load:
         await eventually(lambda: len(load.outcomes) > 3, 20)

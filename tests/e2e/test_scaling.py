@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.deployment import MODEL, Deployment
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually
@@ -49,6 +51,7 @@ def assert_proof_in_logs(deployment: Deployment) -> None:
         assert all(" 0 cut" in proof for proof in proofs)
 
 
+@pytest.mark.slow
 async def test_the_planner_adds_a_decode_worker_under_load_and_removes_it_after(
     deploy: Callable[..., Deployment],
 ) -> None:
