@@ -20,6 +20,7 @@ from dynaplan.cli.model_needs import ModelNeeds
 from dynaplan.cli.models_view import SavedKv, model_rows, models_table
 from dynaplan.cli.status_view import render_page, view_of
 from dynaplan.contract.gpus import Gpu, GpuActivity, GpuUse
+from dynaplan.contract.holds import Hold
 from dynaplan.contract.model_keys import ModelDemand, ModelReport, PoolReport, Refusal
 from dynaplan.models.model import NO_CONSTRAINTS, Device
 from dynaplan.models.rules.memory import GB, Need
@@ -118,7 +119,10 @@ STATUS: Mapping[str, Callable[[], str]] = {
         worker_document(state="failed", reason="exit code 78"),
         worker_document("lost", state="starting", reason="its registration is gone"),
         worker_document("alone", is_managed=False),
+        worker_document("waits", state="starting", waits="0 of 8 are free"),
+        gpus=[gpu_document(0)],
         holds={"decode": {"at_least": 1, "at_most": 1}},
+        reservations={"1": Hold(by="alice").to_json()},
         load=None,
         troubles=["the planner has ended."],
         waits={"VllmWorker": "0 of 8 are free"},
