@@ -121,6 +121,7 @@ STATUS: Mapping[str, Callable[[], str]] = {
         worker_document("alone", is_managed=False),
         worker_document("waits", state="starting", waits="0 of 8 are free"),
         gpus=[gpu_document(0)],
+        free_gpus=[0],
         holds={"decode": {"at_least": 1, "at_most": 1}},
         reservations={"1": Hold(by="alice").to_json()},
         load=None,
