@@ -13,6 +13,7 @@ import click
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.config.overrides import sections_of
 from dynaplan.planner.replay import replay
+from dynaplan.planner.rules.tuning import TUNING_STAGES
 from dynaplan.util import screen
 from dynaplan.util.tables import fold
 
@@ -57,11 +58,23 @@ INDENT = " " * 13
 def _lines(each: ReplayedDecision) -> list[str]:
     if each.is_same:
         return [f"{each.wall_time}  both: {each.recorded.current} -> {each.recorded.desired}"]
+    is_tuned_alike = each.recorded_tuning == each.replayed_tuning
+    told = {"recorded": each.recorded, "replayed": each.replayed}
     return [
         f"{each.wall_time}  from {each.recorded.current}",
-        f"  recorded   {_describe(each.recorded)}",
-        f"  replayed   {_describe(each.replayed)}",
+        *(f"  {name}   {_describe(decision)}" for name, decision in told.items()),
+        *(
+            f"  {name}   {line}"
+            for name, decision in told.items()
+            if not is_tuned_alike
+            for line in _tuned(decision)
+        ),
     ]
+
+
+def _tuned(decision: Decision) -> list[str]:
+    """Return what the decision sets of workers besides their number."""
+    return [f"{step.stage}: {step.why}" for step in decision.steps if step.stage in TUNING_STAGES]
 
 
 SIZED, LAST_OF_SIZING = ("decode", "prefill"), "budget"

@@ -12,7 +12,7 @@ from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.planner import ForecastSettings, PlannerSettings
 from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
-from dynaplan.planner.model import Decision, DecisionRecord, Observation, PlannerState
+from dynaplan.planner.model import Decision, DecisionRecord, Observation, PlannerState, Tuning
 from dynaplan.planner.own_policy import load_own_policy
 from dynaplan.planner.recorders.decision_log import read_recording
 from dynaplan.planner.rules.cycle import startup_time_s
@@ -31,16 +31,19 @@ MAX_FAULT_CHARACTERS = 400
 
 @dataclass(frozen=True)
 class ReplayedDecision:
-    """One recorded interval, with its recorded and its replayed decision."""
+    """One recorded interval, with its recorded and its replayed decision, and what each sets of workers."""
 
     wall_time: str
     recorded: Decision
     replayed: Decision
+    recorded_tuning: Tuning
+    replayed_tuning: Tuning
 
     @property
     def is_same(self) -> bool:
-        """True when both ask for the same numbers of workers."""
-        return self.recorded.desired == self.replayed.desired
+        """True when both ask for the same numbers of workers, and set the same of them."""
+        is_tuned_alike = self.recorded_tuning == self.replayed_tuning
+        return is_tuned_alike and self.recorded.desired == self.replayed.desired
 
 
 def replay(path: Path, options: Mapping[str, Any]) -> list[ReplayedDecision]:
@@ -89,7 +92,8 @@ class Replayer:
         self._state, decision = decide(
             self._settings, self._state, observation, self._model, self._own_policy
         )
-        return ReplayedDecision(record.wall_time, record.decision, decision)
+        tunings = record.next_state.tuning, self._state.tuning
+        return ReplayedDecision(record.wall_time, record.decision, decision, *tunings)
 
     async def close(self) -> None:
         """End the processes that compute forecasts, if any were needed."""

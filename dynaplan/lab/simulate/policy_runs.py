@@ -1,6 +1,7 @@
 """Puts a simulation together: a trace, a deployment timed by a profile, and the policies to compare on it.
 
-**Recommendation** of a recording: the deployment as it is, beside other policies and the best static split.
+**Recommendation** of a recording: the deployment as it is, beside other policies, the best static split, and
+other settings of the engine and of the planner (``settings_tried.py``).
 The promise is a condition and GPU-hours are the price: of all that kept the promise the cheapest is
 recommended, and where nothing kept it, the one with most of its requests in time. A simulation is a model, so
 the deployment stays as it is unless the difference is above a tolerance.
@@ -31,6 +32,7 @@ from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.planner_policy import PlannerPolicy
+from dynaplan.lab.simulate.settings_tried import MARK, settings_beside
 from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, interval_history
 from dynaplan.planner.own_policy import load_own_policy
@@ -88,6 +90,9 @@ def compare_results(results: Sequence[Result], promised: SlaTargets) -> PolicyRe
 
 def describe_change(policy: str) -> str:
     """Say what a user sets to have that policy."""
+    _, mark, setting = policy.partition(MARK)
+    if mark:
+        return f"set --{setting}"
     kind, _, workers = policy.partition(":")
     if kind != BEST_STATIC:
         return f"set --Planner.policy={kind}"
@@ -144,13 +149,18 @@ def run_simulations(options: SimulateOptions, watch: ProgressCallback | None = N
 
 
 def recommend_policy(options: SimulateOptions, watch: ProgressCallback | None = None) -> PolicyRecommendation:
-    """Return what the options' policies and the best static split recommend, with each result.
+    """Return what the options' policies, and other settings of the first one, recommend, with each result.
 
     The first policy is that of the deployment as it is. Each is simulated as it would be served, which is not
     how ``run_simulations`` compares them: only one that plans for targets dispatches by their deadline.
     Raises ConfigError.
     """
     results = [_simulate_served(name, options, watch) for name in options.policies]
+    own = options.policies[0]
+    kind = _planned(own).get("policy", "")
+    for tried in settings_beside(options, is_by_targets=kind in ("sla", "both") and own != "formula"):
+        result = _simulate_served(own, tried.options, watch)
+        results.append(replace(result, policy=tried.name_beside(own)))
     return compare_results(results, _promise(options, service_settings(options)))
 
 

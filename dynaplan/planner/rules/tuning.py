@@ -20,6 +20,10 @@ from dynaplan.planner.sizing.local_prefill import LocalPrefill, longest_local
 from dynaplan.planner.sizing.queueing.queueing_model import SteadyState
 from dynaplan.planner.sizing.running_limit import FullWorker, limit_of, most_running
 
+RUNNING_LIMIT, LOCAL_PREFILL = "running limit", "local prefill"
+TUNING_STAGES = (RUNNING_LIMIT, LOCAL_PREFILL)
+"""The stages of a decision's trail that set something besides numbers of workers."""
+
 
 def tune(situation: Situation, model: PerformanceModel | None) -> tuple[Tuning, list[DecisionStep]]:
     """Return what is set from now on, and why."""
@@ -35,13 +39,13 @@ def tune(situation: Situation, model: PerformanceModel | None) -> tuple[Tuning, 
     if settings.max_running_requests != OFF:
         limit, why = _running_limit(settings, steady, current)
         tuning = replace(tuning, running_limit=limit)
-        steps.append(DecisionStep("running limit", current, current, why))
+        steps.append(DecisionStep(RUNNING_LIMIT, current, current, why))
     if settings.max_local_prefill_length != OFF and not steady.is_aggregated:
         local, why = _local_prefill(settings, steady, current)
         tuning = replace(
             tuning, max_local_prefill_tokens=local.most_tokens, max_local_running=local.most_running
         )
-        steps.append(DecisionStep("local prefill", current, current, why))
+        steps.append(DecisionStep(LOCAL_PREFILL, current, current, why))
     return tuning, steps
 
 

@@ -42,6 +42,12 @@ def test_of_targets_it_says_how_the_size_that_stays_came_about(tmp_path):
     assert "budget" not in told
 
 
+def test_it_says_what_would_have_been_set_of_running_workers(tmp_path):
+    recorded(tmp_path, SETTINGS, [planned_interval(2, 1, [20.0])])
+    result = run(tmp_path, "--Planner.max-running-requests=5")
+    assert "replayed   running limit: 5 at once on a worker" in " ".join(result.output.split("\n"))
+
+
 def test_it_takes_the_file_as_well_and_gives_json(log_dir):
     result = run(log_dir / "decisions.jsonl", "--all", "--json")
     shown = [json.loads(line) for line in result.output.splitlines()]

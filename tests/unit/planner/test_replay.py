@@ -70,6 +70,13 @@ def test_a_stricter_target_needs_more_workers(by_targets):
     assert any(each.replayed.desired.prefill > each.recorded.desired.prefill for each in replayed)
 
 
+def test_what_other_settings_would_have_set_of_running_workers_is_a_difference(by_targets):
+    replayed = replay(by_targets, {"max-running-requests": 5})
+    assert all(each.recorded.desired == each.replayed.desired for each in replayed)
+    assert not any(each.is_same for each in replayed)
+    assert {each.replayed_tuning.running_limit.most for each in replayed} >= {6}
+
+
 def test_another_predictor_foretells_anew(by_targets):
     replayed = replay(by_targets, {"load-predictor": "constant"})
     assert len(replayed) == len(RATES)

@@ -1,0 +1,77 @@
+"""Settings that a recommendation tries beside policies: each is the deployment's own policy with one changed.
+
+Of an engine these are the tokens and the requests of a step, halved and doubled: longer steps compute prompts
+sooner, and make every stream wait. Of the planner they are what it sets of running workers by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dynaplan.config.planner import STEP_OPTION
+from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
+from dynaplan.config.settings.planner import AUTO, PlannerSettings
+from dynaplan.config.settings.worker import SimOptions
+from dynaplan.graph.lifecycle import Role
+from dynaplan.lab.simulate.options import SimulateOptions
+
+SLOT_OPTION = "max-num-seqs"
+MARK = " --"
+"""What comes before the setting in a name: ``sla --VllmWorker.max-num-seqs=128``."""
+
+FACTORS = (0.5, 2.0)
+
+COMPONENTS: Mapping[Role, str] = {Role.DECODE: DECODE_COMPONENT, Role.PREFILL: PREFILL_COMPONENT}
+
+
+@dataclass(frozen=True)
+class TriedSetting:
+    """One setting, as it is written on the command line, and the simulation with it."""
+
+    text: str
+    options: SimulateOptions
+
+    def name_beside(self, policy: str) -> str:
+        return f"{policy}{MARK}{self.text}"
+
+
+def settings_beside(options: SimulateOptions, *, is_by_targets: bool) -> Iterator[TriedSetting]:
+    """Yield what is tried; ``is_by_targets``: the deployment's own policy plans for targets."""
+    prefill = Role.PREFILL if options.is_disaggregated else Role.DECODE
+    for role, option, field in (
+        (prefill, STEP_OPTION, "batched_tokens"),
+        (Role.DECODE, SLOT_OPTION, "request_slots"),
+    ):
+        before = getattr(SimOptions.from_options(options.engine_of(role)), field)
+        for factor in FACTORS:
+            yield _with_engine(options, role, option, max(1, int(before * factor)))
+    if is_by_targets:
+        yield from (_with_planner(options, name) for name in _untuned(options))
+
+
+def _with_engine(options: SimulateOptions, role: Role, option: str, value: int) -> TriedSetting:
+    engine = {**options.engine_of(role), option: value}
+    if role is Role.PREFILL:
+        changed = replace(options, prefill_engine=engine)
+    else:
+        changed = replace(options, engine=engine, prefill_engine=options.engine_of(Role.PREFILL))
+    return TriedSetting(f"{COMPONENTS[role]}.{option}={value}", changed)
+
+
+def _with_planner(options: SimulateOptions, option: str) -> TriedSetting:
+    planner = {**options.planner, option: AUTO}
+    return TriedSetting(f"Planner.{option}={AUTO}", replace(options, planner=planner))
+
+
+def _untuned(options: SimulateOptions) -> list[str]:
+    """Return the settings that the planner could set by itself, and does not."""
+    names = ["max-running-requests"]
+    if options.is_disaggregated and options.disaggregation.is_conditional:
+        names.append("max-local-prefill-length")
+    return [name for name in names if name not in _tuned(options.planner)]
+
+
+def _tuned(planner: Mapping[str, Any]) -> Mapping[str, str | int]:
+    return PlannerSettings.from_options({**planner, "policy": "sla"}).tuned
