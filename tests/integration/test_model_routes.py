@@ -1,4 +1,4 @@
-"""The paths about models: llama.cpp's and llama-swap's, and Ollama's API by its own client."""
+"""The paths about models: those of llama.cpp, of llama-swap and of Ollama."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import ollama
 import pytest
 
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
@@ -28,16 +27,6 @@ async def serving(**options: Any) -> AsyncIterator[Stage]:
     async with stage(models=models, **options) as here:
         here.runtime.instance_id = await here.store.grant(60)
         yield here
-
-
-@asynccontextmanager
-async def ollama_client(here: Stage) -> AsyncIterator[ollama.AsyncClient]:
-    """Ollama's client, whose connections are closed at the end."""
-    client = ollama.AsyncClient(host=here.url)
-    try:
-        yield client
-    finally:
-        await client._client.aclose()
 
 
 async def report(here: Stage, state: str) -> None:
@@ -132,36 +121,11 @@ async def test_a_change_of_a_models_state_is_an_event() -> None:
         await changing
 
 
-async def test_ollamas_own_client_chats_with_a_model_that_is_loaded_for_it() -> None:
-    async with serving() as here, ollama_client(here) as client:
-        asked = asyncio.create_task(client.chat("ant", [{"role": "user", "content": "hi"}], keep_alive="5m"))
-        await here.worker()
-        answer = await asked
-        assert answer.message.content
-        assert (answer.done, answer.model) == (True, "ant")
-        stream = await client.chat("emmet:latest", [{"role": "user", "content": "hi"}], stream=True)
-        parts = [part async for part in stream]
-        assert "".join(part.message.content or "" for part in parts)
-        assert parts[-1].done
-        whole = await client.generate("ant", "hi")
-        assert whole.response
-        names = [each.model for each in (await client.list()).models]
-        assert names == ["ant:latest", "emmet:latest", "bee:latest"]
-
-
 async def test_who_probes_for_ollama_finds_it() -> None:
     async with serving() as here:
         assert await here.get("/") == (200, "Ollama is running")
         async with here.client.head(here.url + "/") as response:
             assert (response.status, await response.text()) == (200, "")
-
-
-async def test_ollamas_client_gets_errors_in_its_own_form() -> None:
-    async with serving() as here, ollama_client(here) as client:
-        with pytest.raises(ollama.ResponseError, match="does not exist"):
-            await client.chat("cow", [{"role": "user", "content": "hi"}])
-        with pytest.raises(ollama.ResponseError, match="declared below Models"):
-            await client.create("new", from_="ant")
 
 
 async def test_a_body_for_ollama_has_the_limits_of_every_other() -> None:

@@ -14,7 +14,7 @@ from dynaplan.events.port import WorkQueue
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.util.errors import QueueUnavailable
-from tests.fakes.polling import eventually, lasting
+from tests.fakes.polling import eventually
 from tests.fakes.servers import Server
 from tests.integration.worker_child import Worker, Workers, workers_of
 
@@ -116,34 +116,6 @@ async def test_what_a_killed_worker_held_is_computed_by_another(
     await second.start(store)
     (answer,) = await router.answered(1)
     assert (answer.worker, answer.error) == (second.name, "")
-
-
-async def test_nats_away_for_five_seconds_restarts_nobody_and_loses_nothing(
-    workers: Workers,
-    store: EtcdStore,
-    router: Router,
-    nats: Server,
-) -> None:
-    worker = prefill_worker(workers)
-    instance = await worker.start(store)
-    await router.ask("before")
-    await router.answered(1)
-    nats.kill()
-    await lasting(5)
-    await nats.start_again()
-
-    async def asked() -> bool:
-        try:
-            await router.ask("after")
-        except Exception:
-            return False
-        return True
-
-    await eventually(asked)
-    # "before" may be answered again: NATS was killed when it had perhaps not yet heard that it is done.
-    await eventually(lambda: "after" in [answer.request_id for answer in router.answers])
-    assert worker.process.poll() is None
-    assert await worker.registration(store) == instance
 
 
 async def test_a_worker_started_while_nats_is_away_registers_and_works_when_it_is_back(

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-import pytest
 from aiohttp import web
 
 from dynaplan.store.etcd import EtcdStore
@@ -89,48 +88,6 @@ async def test_the_engine_is_stopped_when_no_router_sends_it_anything_any_more(
         router.in_flight = 0
         assert await worker.exit_code() == 0
     assert worker.proof.startswith("drained: held 2 requests when told to leave, 2 finished, 0 cut, in ")
-    assert engine_is_gone(worker)
-
-
-async def test_without_routers_the_engine_alone_says_when_it_is_done(
-    workers: Workers, store: EtcdStore, session: aiohttp.ClientSession
-) -> None:
-    worker = serving(workers)
-    instance = await worker.start(store)
-    async with stream_of(session, instance) as stream:
-        worker.signal(signal.SIGTERM)
-        await eventually(lambda: "draining: 1 requests held" in worker.log)
-        await session.post(f"{instance.openai_url}/finish")
-        assert (await stream.read()).endswith(b"data: [DONE]\n\n")
-    assert await worker.exit_code() == 0
-    assert worker.proof.startswith("drained: held 1 requests when told to leave, 1 finished, 0 cut, in ")
-    assert engine_is_gone(worker)
-
-
-async def test_without_routers_an_engine_that_does_not_tell_its_requests_does_not_wait_for_the_deadline(
-    workers: Workers, store: EtcdStore
-) -> None:
-    worker = serving(workers, **{"tells-nothing": 1})
-    await worker.start(store)
-    worker.signal(signal.SIGTERM)
-    assert await worker.exit_code() == 0
-    assert worker.proof.startswith("drained: held 0 requests when told to leave, 0 finished, 0 cut, in ")
-    assert engine_is_gone(worker)
-
-
-async def test_at_the_deadline_the_engine_is_stopped_all_the_same_and_what_is_cut_is_counted(
-    workers: Workers, store: EtcdStore, session: aiohttp.ClientSession
-) -> None:
-    worker = serving(workers, **{"drain-deadline": 0.5})
-    instance = await worker.start(store)
-    async with router_of(store, instance):
-        pass  # killed: its registration outlives it
-    async with stream_of(session, instance) as stream:
-        worker.signal(signal.SIGTERM)
-        with pytest.raises(aiohttp.ClientError):
-            await stream.read()
-    assert await worker.exit_code() == 75
-    assert worker.proof.startswith("drained: held 1 requests when told to leave, 0 finished, 1 cut, in ")
     assert engine_is_gone(worker)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -17,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.util.errors import StoreUnavailable
-from tests.fakes.polling import consistently, eventually
+from tests.fakes.polling import eventually
 from tests.fakes.servers import Server
-from tests.integration.worker_child import AUTHORIZATION, TOKEN, Worker, Workers
+from tests.integration.worker_child import AUTHORIZATION, Worker, Workers
 
 SLOW = {"speedup-ratio": 0.2}
 """About 40 ms per token: a stream of 40 tokens is in flight for more than a second."""
@@ -61,17 +60,6 @@ async def test_a_worker_registers_its_engine_and_tells_its_load(
     assert outcome.is_complete, outcome
 
 
-async def test_a_request_without_the_token_is_refused_and_the_token_is_not_logged(
-    workers: Workers, store: EtcdStore, session: aiohttp.ClientSession
-) -> None:
-    worker = workers.make()
-    await worker.start(store)
-    for path in ("/v1/chat/completions", "/v1/completions", "/kv/1/take"):
-        async with session.post(f"{worker.url}{path}", json={}) as response:
-            assert response.status == 401
-    assert TOKEN not in worker.log
-
-
 async def test_sigterm_lets_streams_finish_however_often_it_comes(
     workers: Workers, store: EtcdStore, session: aiohttp.ClientSession
 ) -> None:
@@ -109,19 +97,6 @@ async def test_a_revoked_lease_drains_and_new_requests_are_sent_elsewhere(
     assert await worker.exit_code() == 0
     assert worker.proof.startswith("drained: held 3 requests when told to leave, 3 finished, 0 cut, in ")
     assert worker.proof.endswith("s (because the lease was revoked)")
-
-
-async def test_the_deadline_cuts_what_is_left_and_says_so(
-    workers: Workers, store: EtcdStore, session: aiohttp.ClientSession
-) -> None:
-    worker = workers.make(settings={**SLOW, "drain-deadline": 0.5})
-    await worker.start(store)
-    streams = await start_streams(worker, session, 2, 1000)
-    worker.signal(signal.SIGTERM)
-    outcomes = await asyncio.gather(*streams)
-    assert not any(outcome.is_complete for outcome in outcomes)
-    assert await worker.exit_code() == 75
-    assert worker.proof.startswith("drained: held 2 requests when told to leave, 0 finished, 2 cut, in 0.")
 
 
 async def test_a_worker_told_to_leave_while_it_starts_leaves(workers: Workers, store: EtcdStore) -> None:
@@ -173,23 +148,6 @@ async def test_a_worker_whose_parent_is_gone_does_not_start(workers: Workers) ->
     assert await worker.exit_code() != 0
 
 
-async def test_a_killed_and_restarted_etcd_finds_the_worker_registered_as_before(
-    workers: Workers,
-    store: EtcdStore,
-    etcd: Server,
-) -> None:
-    worker = workers.make()
-    instance = await worker.start(store)
-    etcd.kill()
-    await etcd.start_again()
-
-    async def is_as_before() -> bool:
-        [entry] = await store.list("/services/")
-        return entry.lease == instance.instance_id and worker.process.poll() is None
-
-    await consistently(is_as_before, for_s=4)  # more than one keep-alive
-
-
 async def test_an_etcd_that_comes_back_empty_gets_the_registration_again_and_drains_nobody(
     workers: Workers,
     store: EtcdStore,
@@ -213,66 +171,12 @@ async def test_an_etcd_that_comes_back_empty_gets_the_registration_again_and_dra
     assert "draining" not in worker.log
 
 
-async def test_a_worker_that_stood_still_longer_than_its_lease_registers_again(
-    workers: Workers, store: EtcdStore
-) -> None:
-    worker = workers.make()
-    instance = await worker.start(store)
-    worker.signal(signal.SIGSTOP)
-
-    async def is_gone() -> bool:
-        return not await store.list("/services/")
-
-    await eventually(is_gone, 20, 0.2)
-    worker.signal(signal.SIGCONT)
-    found = await eventually(lambda: worker.registration(store))
-    assert found.instance_id != instance.instance_id
-    assert worker.process.poll() is None
-
-
-async def test_a_deleted_registration_is_put_again(workers: Workers, store: EtcdStore) -> None:
-    worker = workers.make()
-    instance = await worker.start(store)
-    await store.delete(instance.key)
-    found = await eventually(lambda: worker.registration(store), 2)
-    assert found == instance
-
-
-async def test_what_can_never_start_says_why_and_is_told_apart(workers: Workers) -> None:
-    for worker, words in (
-        (workers.make("VlmWorker"), "has no service 'VlmWorker'"),
-        (workers.make(settings={"engine": "vlm"}), "engine is 'vlm'"),
-        (workers.make(settings={"speedup-ratio": "fast"}), "speedup-ratio is 'fast'"),
-        (workers.make(settings={"drain-deadline": "soon"}), "drain-deadline is 'soon'"),
-    ):
-        worker.spawn()
-        assert await worker.exit_code() == 78
-        assert words in worker.log
-        assert "Traceback" not in worker.log
-
-
 async def test_the_shutdown_hooks_of_a_service_run(workers: Workers, store: EtcdStore) -> None:
     worker = workers.make("Fragile", graph="fragile:Fragile")
     await worker.start(store)
     worker.signal(signal.SIGTERM)
     assert await worker.exit_code() == 0
     assert "the shutdown hook ran" in worker.log
-
-
-async def test_the_three_services_of_hello_world_answer_together(
-    workers: Workers, store: EtcdStore, session: aiohttp.ClientSession
-) -> None:
-    port = unused_port()
-    for service in ("Backend", "Middle", "Frontend"):
-        await workers.make(service, graph="graphs.hello_world:Frontend", DYNAMO_PORT=str(port)).start(store)
-    async with session.post(f"http://127.0.0.1:{port}/generate", json={"text": "test"}) as response:
-        assert await response.text() == "Frontend: Middle: Backend: test-mid-back"
-
-
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 async def test_a_failure_in_the_background_ends_the_worker_and_its_registration(
