@@ -1,7 +1,7 @@
 """A graph of one decode worker whose engine is a server of its own. It copies, of vLLM's:
 
 - its HTTP port answers everybody who bears the token, also while it is asked to end: it refuses nobody;
-- it says how many requests it has (with ``tells-nothing`` it does not, as TensorRT-LLM's);
+- it says how many requests it has;
 - a stream ends with ``data: [DONE]`` unless the engine is stopped before;
 - it is a child process, which is slow to start and deaf to SIGTERM.
 """
@@ -19,7 +19,7 @@ from dynaplan.engines import registry
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.http.routes import Route
 from dynaplan.sdk import async_on_start, dynamo_context, service
-from dynaplan.util.errors import PermanentError, TemporaryError
+from dynaplan.util.errors import PermanentError
 
 
 class ServingEngine:
@@ -56,8 +56,6 @@ class ServingEngine:
         raise PermanentError("the engine died")
 
     async def count_requests(self) -> int:
-        if self._options.get("tells-nothing"):
-            raise TemporaryError("it does not tell")
         return self._requests
 
     async def sleep(self, level: str) -> str:
