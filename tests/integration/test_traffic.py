@@ -64,20 +64,6 @@ async def test_an_interval_has_the_arrivals_of_each_pull(fleet: Fleet) -> None:
     assert (await fleet.source.traffic(1.0)).requests is None
 
 
-async def test_means_are_weighted_by_requests_over_all_frontends(fleet: Fleet) -> None:
-    busy, idle = await fleet.frontend(), await fleet.frontend()
-    await fleet.pull()
-    busy.answer(9, isl=100, osl=10, ttft_s=0.1)
-    idle.answer(1, isl=1100, osl=110, ttft_s=1.1)
-    await fleet.pull()
-    seen = await fleet.source.traffic(30.0)
-    assert (seen.interval_s, seen.requests) == (1.0, 10)
-    assert (seen.isl_tokens, seen.osl_tokens) == (200, 20)
-    assert seen.ttft_ms == seen.duration_ms == pytest.approx(200)
-    assert seen.isl is not None
-    assert seen.isl.total == 10
-
-
 async def test_a_planner_that_names_its_model_sees_no_other_models_traffic(fleet: Fleet) -> None:
     frontend = await fleet.frontend()
     settings = PlannerSettings(namespace="ns", served_model_name="M")
@@ -108,13 +94,6 @@ async def test_what_was_counted_before_the_first_pull_or_in_an_earlier_interval_
     frontend.answer(3)
     await fleet.pull()
     assert (await fleet.source.traffic(30.0)).requests == 3
-
-
-async def test_no_requests_are_zero_demand_and_have_no_means(fleet: Fleet) -> None:
-    await fleet.frontend()
-    await fleet.pull(2)
-    seen = await fleet.source.traffic(30.0)
-    assert (seen.requests, seen.isl_tokens, seen.ttft_ms, seen.isl, seen.missing) == (0, None, None, None, "")
 
 
 async def test_no_frontend_no_answer_and_a_single_look_are_no_data_that_says_why(fleet: Fleet) -> None:
@@ -209,19 +188,6 @@ async def test_an_interval_in_which_nobody_looked_does_not_double_the_next_one(f
     await fleet.pull()
     seen = await fleet.source.traffic(10.0)
     assert (seen.requests, seen.interval_s) == (pytest.approx(10), 10.0)
-
-
-async def test_dispersion_tells_bursts_from_an_even_stream(fleet: Fleet) -> None:
-    frontend = await fleet.frontend()
-    await fleet.pull()
-    for arrivals in (4, 4, 4, 4, 4, 4):
-        frontend.answer(arrivals)
-        await fleet.pull()
-    assert (await fleet.source.traffic(6.0)).dispersion == 0
-    for arrivals in (24, 0, 0, 0, 0, 0):
-        frontend.answer(arrivals)
-        await fleet.pull()
-    assert (await fleet.source.traffic(6.0)).dispersion == pytest.approx(24)
 
 
 async def test_dispersion_waits_for_the_one_that_does_not_answer(fleet: Fleet) -> None:
