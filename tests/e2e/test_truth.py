@@ -72,20 +72,6 @@ async def test_what_nobody_can_read_in_the_store_hinders_nothing_and_is_named(
     await store.close()
 
 
-async def test_carried_out_is_said_when_the_drained_worker_has_let_its_gpu_go(
-    deploy: Callable[..., Deployment],
-) -> None:
-    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
-    await asyncio.to_thread(deployment.scale, decode=2)
-    async with Load(deployment.url, MODEL, clients=6, tokens=300) as load:
-        await eventually(load.streams)
-        load.send_no_more()
-        await asyncio.to_thread(deployment.scale, decode=1)
-        assert list(deployment.workers("VllmWorker")) == ["dynamo_VllmWorker"]
-        assert len(load.outcomes) > 0
-    assert load.incomplete == []
-
-
 def test_circusctl_replaces_a_worker_and_answers_in_words_what_it_cannot_do(
     deploy: Callable[..., Deployment],
 ) -> None:
