@@ -172,8 +172,8 @@ def sent_key(headers: HeaderLookup, expected: str) -> bytes:
 
     It stands in ``Authorization``, or in ``x-api-key`` as Anthropic's clients have it.
     """
-    authorization, plain = headers.get("Authorization", ""), headers.get("x-api-key", "")
-    if plain and not authorization:
+    authorization = headers.get("Authorization", "")
+    if not authorization and (plain := headers.get("x-api-key", "")):
         return plain.strip().encode("utf-8", "surrogateescape")
     scheme, _, key = authorization.partition(" ")
     if not authorization:

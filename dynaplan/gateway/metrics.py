@@ -30,6 +30,7 @@ from prometheus_client.utils import floatToGoString
 
 from dynaplan.contract.traffic import INPUT_TOKENS, OUTPUT_TOKENS
 from dynaplan.gateway.engine_answers import NO_USAGE, Usage
+from dynaplan.gateway.keys.usage import KeyUsage
 from dynaplan.gateway.load_history import LatencyCounts, LoadCounts, LoadHistory
 from dynaplan.gateway.metrics_text import SharedFiles, exposition_text
 from dynaplan.gateway.router_metrics import RouterMetrics, RouterNames
@@ -280,6 +281,7 @@ class FrontendMetrics:
         self._models: dict[str, _ModelMetrics] = {}
         self._placed: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._counts: dict[tuple[str, str, bool], _RequestCounts] = {}
+        self.key_usage: KeyUsage | None = None
         self.history = LoadHistory(self._read_load, now_s)
 
     def record(self, model: str, endpoint: str, is_stream: bool) -> RequestRecord:
@@ -331,6 +333,8 @@ class FrontendMetrics:
             of_model.write()
         for counts in self._counts.values():
             counts.write()
+        if self.key_usage:
+            self.key_usage.write()
         for (model, place), count in self._placed.items():
             self._prefills.labels(self.namespace, model, place).inc(count)
         self._placed.clear()

@@ -16,7 +16,7 @@ from msgspec import Struct
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.engine_answers import NO_USAGE, Usage
 from dynaplan.gateway.keys.keyring import KeyHolder, KeyUse
-from dynaplan.gateway.keys.usage import Amounts
+from dynaplan.gateway.keys.usage import REFUSED
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiPath, Call, PromptBlocks
 from dynaplan.gateway.recording import TrafficRecording
@@ -76,7 +76,7 @@ class Reports:
         """Report a request that was answered with an error before it was accepted."""
         self.metrics.count_refusal(endpoint.name, error_type, model)
         if holder:
-            holder.usage.add(holder.name, model, Amounts(), "refused")
+            holder.usage.add(holder.name, model, REFUSED)
         if self.logs_requests:
             fields = {"request_id": client.request_id, "outcome": error_type, "endpoint": endpoint.name}
             access_log.info("request %s: %s, refused", client.request_id, error_type, extra={FIELDS: fields})

@@ -227,21 +227,18 @@ class RequestPath:
             else:
                 call = await self.reader.read(endpoint, body)
             model = self.models.find(call.model)
-            if holder:
+            if holder and holder.models:
                 holder.check_model(call.model, model.names)
             call = model.addressed(call)
             name = call.model
             self.admission.check_call(call, model.cards)
             if holder:
-                holder.check_limits(call)
+                client.rate_headers = holder.check_limits(call)
             place = self.admission.enter_room(holder)
         except ApiError as error:  # case 1
             self.reports.refuse(client, endpoint, error.metric, name, holder)
             raise
-        use = None
-        if holder:
-            use = holder.begin(call)
-            client.rate_headers = holder.headers()
+        use = KeyUse(holder, call) if holder else None
         return Accepted(client, call, model, place, self.reports.begin(client, call, use))
 
     async def _answer(self, request: Accepted) -> None:

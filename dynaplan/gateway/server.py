@@ -440,6 +440,7 @@ def _new_keyring(
         *(runtime.namespace, metrics.key_requests, metrics.key_tokens),
         Path(log_dir) / USAGE_DIRECTORY if log_dir else None,
     )
+    metrics.key_usage = usage
     return Keyring(Path(settings.api_keys), KeyCounts(shared, time.time), usage)
 
 

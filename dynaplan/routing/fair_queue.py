@@ -66,7 +66,7 @@ class _Key(Generic[T]):
 
     def add_work(self, work: float, now_s: float) -> None:
         self.counter += work / self.weight
-        self.recent = self.recent_work(now_s) + work
+        self.recent = self.recent * exp((self.recent_at_s - now_s) / SHARE_S) + work
         self.recent_at_s = now_s
 
     def recent_work(self, now_s: float) -> float:
@@ -88,15 +88,25 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._keys: dict[str, _Key[T]] = {}
+        self.waiting: dict[str, _Key[T]] = {}
+        """The keys that have requests which wait."""
+        self._next: _Key[T] | None = None
+        """The key whose turn it is, as long as nothing has changed."""
         self._last_counter = 0.0
 
     def join(self, name: str, weight: float, request: T, now_s: float) -> None:
         """Let a request wait, behind those of the same key."""
-        key = self._keys.setdefault(name, _Key(weight))
+        key = self._keys.get(name)
+        if key is None:
+            key = self._keys[name] = _Key(weight)
         key.weight, key.last_s = weight, now_s
         if not key.waiting:
-            waiting = [each.counter for each in self._keys.values() if each.waiting]
-            key.counter = max(key.counter, min(waiting, default=self._last_counter))
+            least = self._last_counter
+            if self.waiting:
+                least = min([each.counter for each in self.waiting.values()])
+            key.counter = max(key.counter, least)
+            self.waiting[name] = key
+            self._next = None
         key.waiting.append(request)
 
     def first(self) -> T | None:
@@ -104,23 +114,29 @@ class FairQueue(Generic[T]):
 
         Of equal counters that of the key with the least in hand: who has just come was lifted to one.
         """
-        waiting = [each for each in self._keys.values() if each.waiting]
-        if not waiting:
+        if not self.waiting:
             return None
-        return min(waiting, key=lambda each: (each.counter, each.running)).waiting[0]
+        if self._next is None:
+            self._next = min(self.waiting.values(), key=_place_in_order)
+        return self._next.waiting[0]
 
     def leave(self, name: str, request: T) -> None:
         """Take a request out that waits no longer."""
-        self._keys[name].waiting.remove(request)
+        waiting = self._keys[name].waiting
+        waiting.remove(request)
+        if not waiting:
+            del self.waiting[name]
+            self._next = None
 
     def begin(self, name: str, request: T, prompt_tokens: int, now_s: float) -> float:
         """Note that a request which waited has a worker; return the work that was counted for it."""
+        self.leave(name, request)
         key = self._keys[name]
-        key.waiting.remove(request)
         key.running += 1
         self._last_counter = key.counter
         work = prompt_tokens + ANSWER_WEIGHT * key.answer_tokens
         key.add_work(work, now_s)
+        self._next = None
         return work
 
     def end(self, name: str, now_s: float) -> None:
@@ -128,6 +144,7 @@ class FairQueue(Generic[T]):
         key = self._keys[name]
         key.running -= 1
         key.last_s = now_s
+        self._next = None
 
     def correct(
         self, name: str, prompt_tokens: int, answer_tokens: int, counted: float, now_s: float
@@ -135,6 +152,7 @@ class FairQueue(Generic[T]):
         """Count what a request really had, in the place of the work that was ``counted`` when it began."""
         key = self._keys[name]
         key.add_work(prompt_tokens + ANSWER_WEIGHT * answer_tokens - counted, now_s)
+        self._next = None
         kept = ANSWERS_COUNTED if key.answer_tokens else 0.0
         key.answer_tokens = kept * key.answer_tokens + (1 - kept) * answer_tokens
 
@@ -142,14 +160,15 @@ class FairQueue(Generic[T]):
         """Tell whether the key may take one of the free places: those that are kept for others stay free."""
         if free <= 0:
             return False
-        if not self._keys[name].running:
+        most_kept = int(places * KEPT_PART)
+        if free > most_kept or self.is_newcomer(name):
             return True
         kept = sum(
             1
             for other, each in self._keys.items()
             if other != name and not each.running and not each.waiting and now_s - each.last_s < KEPT_S
         )
-        return free > min(kept, int(places * KEPT_PART))
+        return free > min(kept, most_kept)
 
     def first_of(self, name: str) -> T | None:
         """Return the request of a key that has waited for longest."""
@@ -173,3 +192,7 @@ class FairQueue(Generic[T]):
         for name in sorted(work, key=lambda each: -work[each]):
             each = self._keys[name]
             yield KeyTurns(name, len(each.waiting), each.running, max(0.0, work[name]) / total)
+
+
+def _place_in_order(key: _Key[T]) -> tuple[float, int]:
+    return key.counter, key.running

@@ -13,17 +13,23 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
 import dynaplan
 from dynaplan.store.instances import Instance
 from tests.fakes.frontend_runtime import Stage, body, stage
+from tests.fakes.keys import write_keys
 from tests.fakes.polling import eventually
 
 CALLS_OF_REQUEST = 267
 """A chat with a stream of two events, round-robin, everything as it is by default."""
+
+CALLS_WITH_KEYS = 315
+"""The same with one of 50 keys that have all limits, while nobody else waits."""
 
 CALLS_OF_EVENT = 7
 """Each further event, which comes and goes by itself."""
@@ -74,11 +80,11 @@ class LockStep:
 
 
 @asynccontextmanager
-async def lock_step() -> AsyncIterator[tuple[Stage, LockStep]]:
+async def lock_step(**options: Any) -> AsyncIterator[tuple[Stage, LockStep]]:
     step = LockStep()
     server = await asyncio.start_server(step.serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with stage() as here:
+    async with stage(**options) as here:
         instance = Instance("ns", "VllmWorker", "generate", 1, url, "w", 0, CARD, url)
         await here.store.put(instance.key, instance.to_json())
         await here.know(instance)
@@ -105,11 +111,13 @@ def counted() -> Iterator[Counter[str]]:
         sys.setprofile(None)
 
 
-async def calls_of(here: Stage, step: LockStep, events: int) -> Counter[str]:
+async def calls_of(here: Stage, step: LockStep, events: int, key: str = "") -> Counter[str]:
     """The calls of a request with that many events; the fewest of some, for timers make calls, too."""
     text = json.dumps(body(PATH, model="m", stream=True)).encode()
+    bearing = f"Authorization: Bearer {key}\r\n" if key else ""
     request = (
-        f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text
+        f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n{bearing}Content-Length: {len(text)}\r\n\r\n".encode()
+        + text
     )
     reader, writer = await asyncio.open_connection("127.0.0.1", here.frontend.port)
     found = []
@@ -127,6 +135,14 @@ async def test_a_request_and_an_event_make_no_more_calls_than_the_baseline() -> 
     of_event = Counter({name: round(count / 40) for name, count in (long - short).items()})
     assert (long.total() - short.total()) / 40 <= CALLS_OF_EVENT, of_event.most_common()
     assert short.total() <= CALLS_OF_REQUEST, short.most_common()
+
+
+async def test_a_request_with_one_of_many_keys_makes_no_more_calls_than_the_baseline(tmp_path: Path) -> None:
+    limits = {"concurrency": 9, "requests-per-minute": 999, "tokens-per-minute": 9999}
+    file = write_keys(tmp_path / "keys.yaml", {f"k{number}": limits for number in range(50)})
+    async with lock_step(api_keys=str(file)) as (here, step):
+        calls = await calls_of(here, step, 2, "sk-k0")
+    assert calls.total() <= CALLS_WITH_KEYS, calls.most_common()
 
 
 def of_the_path(objects: Iterable[object]) -> Counter[str]:

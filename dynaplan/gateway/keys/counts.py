@@ -17,6 +17,7 @@ import secrets
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -81,7 +82,9 @@ class KeyCounts:
 
     def add(self, name: str, *, in_flight: int = 0, requests: int = 0, tokens: int = 0) -> None:
         """Count for the key of that name."""
-        at, words = self._offset(name), self._words
+        at, words = self._offsets.get(name), self._words
+        if at is None:
+            at = self._new_record(name)
         minute = int(self.unix_s() // WINDOW_S)
         if (passed := minute - words[at + _MINUTE]) != 0:
             for now in (_REQUESTS, _TOKENS):
@@ -95,17 +98,16 @@ class KeyCounts:
     def used(self, name: str) -> Used:
         """Return what all frontends have counted for it."""
         minute = int(self.unix_s() // WINDOW_S)
-        own = _read(self._words, self._offset(name), minute)
+        at = self._offsets.get(name)
+        own = _read(self._words, self._new_record(name) if at is None else at, minute)
         if not self._others:
             return own
         others = (each.read(name, minute) for each in self._others.values())
         return Used(*map(sum, zip(own, *others, strict=True)))
 
-    def _offset(self, name: str) -> int:
-        at = self._offsets.get(name)
-        if at is None:
-            at = self._offsets[name] = _WORDS * min(len(self._offsets), MAX_KEYS - 1)
-            self._words[at], self._words[at + 1] = _identity(name)
+    def _new_record(self, name: str) -> int:
+        at = self._offsets[name] = _WORDS * min(len(self._offsets), MAX_KEYS - 1)
+        self._words[at], self._words[at + 1] = _identity(name)
         return at
 
 
@@ -144,6 +146,7 @@ def _read(words: memoryview[int], at: int, minute: int) -> Used:
     return Used(words[at + _IN_FLIGHT])
 
 
+@cache
 def _identity(name: str) -> tuple[int, int]:
     first, second = struct.unpack("qq", hashlib.blake2b(name.encode(), digest_size=16).digest())
     return first | 1, second  # a record that begins with 0 is free

@@ -13,11 +13,10 @@ says why. A key that is revoked lets nobody in from then on; what it has in flig
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from dynaplan.config.keys import expires_unix_s, hash_of, read_keys_file
@@ -25,12 +24,14 @@ from dynaplan.config.settings.keys import KeySettings
 from dynaplan.gateway import timing
 from dynaplan.gateway.keys.counts import WINDOW_S, KeyCounts, Used
 from dynaplan.gateway.keys.limits import Window, rate_headers
-from dynaplan.gateway.keys.usage import Amounts, KeyUsage
+from dynaplan.gateway.keys.usage import KeyUsage
 from dynaplan.gateway.openai_api import ApiError, Call
 from dynaplan.gateway.routing.turns import Turn
 from dynaplan.util.errors import UserError
 
 log = logging.getLogger(__name__)
+
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class Keyring:
@@ -41,26 +42,30 @@ class Keyring:
         self._counts = counts
         self.usage = usage
         self._holders: dict[str, KeyHolder] = {}
+        self._seen: dict[bytes, KeyHolder] = {}
+        """Holders by the key itself, once it was sent: a hash costs more than all else that is looked up."""
         self._stamp = self._file_stamp()
         self._take_over(read_keys_file(path))
 
     def find(self, key: bytes) -> KeyHolder | None:
         """Return the holder of a key; raises ApiError (401) for one that has expired.
 
-        The time of the look-up tells nothing of use: it depends on the hash, and nobody can choose a key by
-        its hash.
+        The time of the look-up tells nothing of use: it depends on hashes, and nobody can choose a key by its
+        hash.
         """
-        found = hash_of(key)
-        holder = self._holders.get(found)
-        if holder is None or not hmac.compare_digest(holder.settings.hash, found):
-            return None
+        holder = self._seen.get(key)
+        if holder is None:
+            holder = self._holders.get(hash_of(key))
+            if holder is None:
+                return None
+            self._seen[key] = holder
         if holder.expires_unix_s <= self._counts.unix_s():
             raise unauthorized(f"The API key of {holder.name} has expired", "expired_api_key", OWNER_GIVES)
         return holder
 
     def close(self) -> None:
         """Write what was used, and let other frontends forget this one."""
-        self.usage.write()
+        self.usage.write_files()
         self._counts.close()
 
     async def follow(self) -> None:
@@ -84,6 +89,7 @@ class Keyring:
 
     def _take_over(self, keys: dict[str, KeySettings]) -> None:
         self._holders = {each.hash: self.holder(each) for each in keys.values()}
+        self._seen = {}
 
     def holder(self, settings: KeySettings) -> KeyHolder:
         """Return the holder of a key that is not in the file."""
@@ -106,7 +112,8 @@ class KeyHolder:
         self.name = settings.name
         self.weight = settings.weight
         self.expires_unix_s = expires_unix_s(settings)
-        self._models = frozenset(settings.models or ())
+        self.models = frozenset(settings.models or ())
+        """Names of models that he may use; empty for all."""
         self._counts = counts
         self._is_limited = any(
             (settings.concurrency, settings.requests_per_minute, settings.tokens_per_minute)
@@ -114,11 +121,11 @@ class KeyHolder:
 
     def may_use(self, names: Collection[str]) -> bool:
         """Tell whether a model with these names is one of his."""
-        return not self._models or not self._models.isdisjoint(names)
+        return not self.models or not self.models.isdisjoint(names)
 
     def check_model(self, asked: str, names: Collection[str]) -> None:
         """Raise ApiError (403) unless the model, which was asked for by one of its names, is one of his."""
-        if self._models and asked not in self._models and not self.may_use(names):
+        if asked not in self.models and not self.may_use(names):
             raise _forbidden(
                 f"The API key of {self.name} is not for the model {asked!r}", "model_not_allowed"
             )
@@ -128,33 +135,26 @@ class KeyHolder:
         if not self.settings.admin:
             raise _forbidden(f"{path} is for keys with `admin: true`, and {self.name}'s is none", "not_admin")
 
-    def check_limits(self, call: Call) -> None:
-        """Raise ApiError (429) for a request beyond a limit."""
+    def check_limits(self, call: Call) -> Mapping[str, str]:
+        """Raise ApiError (429) for a request beyond a limit; return what its answer tells of the limits."""
         if not self._is_limited:
-            return
+            return NO_HEADERS
         used, most = self._counts.used(self.name), self.settings.concurrency
+        windows = self._windows(used)
         if most and used.in_flight >= most:
-            raise self._too_much(f"{used.in_flight} requests at a time", "concurrency", 1.0)
-        for kind, window in self._windows(used).items():
+            raise self._too_much(f"{used.in_flight} requests at a time", "concurrency", 1.0, windows)
+        headers: dict[str, str] = {}
+        for kind, window in windows.items():
             amount = 1 if kind == "requests" else call.prompt_tokens
             if wait_s := window.wait_s(amount):
-                raise self._too_much(f"{window.limit} {kind} per minute", kind, wait_s)
+                raise self._too_much(f"{window.limit} {kind} per minute", kind, wait_s, windows)
+            headers |= rate_headers(kind, window, amount)
+        return headers
 
-    def begin(self, call: Call) -> KeyUse:
-        """Count a request that is accepted."""
-        return KeyUse(self, call)
-
-    def headers(self) -> dict[str, str]:
-        """Return the headers that tell a client of his limits; empty without any."""
-        if not self._is_limited:
-            return {}
-        found: dict[str, str] = {}
-        for kind, window in self._windows(self._counts.used(self.name)).items():
-            found |= rate_headers(kind, window)
-        return found
-
-    def count(self, *, in_flight: int, requests: int, tokens: int) -> None:
-        self._counts.add(self.name, in_flight=in_flight, requests=requests, tokens=tokens)
+    def count(self, *, in_flight: int, tokens: int, requests: int = 0) -> None:
+        """Count for his limits, if he has any."""
+        if self._is_limited:
+            self._counts.add(self.name, in_flight=in_flight, requests=requests, tokens=tokens)
 
     def _windows(self, used: Used) -> dict[str, Window]:
         elapsed_s = self._counts.unix_s() % WINDOW_S
@@ -166,7 +166,7 @@ class KeyHolder:
             found["tokens"] = Window(tokens, used.tokens_now, used.tokens_before, elapsed_s)
         return found
 
-    def _too_much(self, limit: str, kind: str, wait_s: float) -> ApiError:
+    def _too_much(self, limit: str, kind: str, wait_s: float, windows: Mapping[str, Window]) -> ApiError:
         message = f"The API key of {self.name} is limited to {limit}"
         if wait_s == math.inf:
             message += ", and this prompt alone has more"
@@ -174,18 +174,20 @@ class KeyHolder:
         else:
             message += f"; try again in {math.ceil(wait_s)} s"
             headers = {"Retry-After": str(math.ceil(wait_s)), "retry-after-ms": str(math.ceil(1000 * wait_s))}
+        for each, window in windows.items():
+            headers |= rate_headers(each, window)
         return ApiError(
             429,
             message,
             kind=kind,
             code="rate_limit_exceeded",
             metric="overload",
-            headers={**headers, **self.headers()},
+            headers=headers,
         )
 
 
 class KeyUse:
-    """One accepted request of a key, counted until ``end``."""
+    """One accepted request of a key, counted from now until ``end``."""
 
     def __init__(self, holder: KeyHolder, call: Call) -> None:
         self.holder = holder
@@ -197,11 +199,11 @@ class KeyUse:
     def end(self, prompt_tokens: int, answer_tokens: int, *, is_error: bool) -> None:
         """Count the answer, and what the prompt had beside its estimate."""
         holder = self.holder
-        holder.count(in_flight=-1, requests=0, tokens=prompt_tokens + answer_tokens - self._prompt_tokens)
+        holder.count(in_flight=-1, tokens=prompt_tokens + answer_tokens - self._prompt_tokens)
         if self.turn:
             self.turn.settle(prompt_tokens, answer_tokens)
-        amounts = Amounts(1, prompt_tokens, answer_tokens)
-        holder.usage.add(holder.name, self._model, amounts, "error" if is_error else "success")
+        status = "error" if is_error else "success"
+        holder.usage.add(holder.name, self._model, status, prompt_tokens, answer_tokens)
 
 
 OWNER_GIVES = "a key that its owner gave you: `dynaplan keys add NAME` makes one"

@@ -15,6 +15,7 @@ for as long as ``retry-after`` says.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 WINDOW_S = 60.0
@@ -35,6 +36,8 @@ class Window(NamedTuple):
     def wait_s(self, amount: int) -> float:
         """Return the seconds until that much more is within the limit; infinite where it never is."""
         room = self.limit - amount
+        if self.now + self.before <= room:
+            return 0.0
         if room < 0:
             return math.inf
         if self.now <= room:
@@ -46,25 +49,27 @@ class Window(NamedTuple):
         """Return the second of a minute in which no more than that is left of what was used before it."""
         return WINDOW_S * (1 - left / before) if before > left else 0.0
 
-    @property
-    def empty_s(self) -> float:
-        """The seconds until nothing of it is used, if nothing comes."""
-        left_s = WINDOW_S - self.elapsed_s
-        return left_s + WINDOW_S if self.now else left_s if self.before else 0.0
+
+_HEADERS = {
+    kind: tuple(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset"))
+    for kind in ("requests", "tokens")
+}
 
 
-def rate_headers(kind: str, window: Window) -> dict[str, str]:
-    """Return OpenAI's headers for a limit of ``requests`` or ``tokens``."""
+def rate_headers(kind: str, window: Window, amount: int = 0) -> dict[str, str]:
+    """Return OpenAI's headers for a limit of ``requests`` or ``tokens`` once ``amount`` more is used."""
+    now, left_s = window.now + amount, WINDOW_S - window.elapsed_s
+    empty_s = left_s + WINDOW_S if now else left_s if window.before else 0.0
+    limit, remaining, reset = _HEADERS[kind]
     return {
-        f"x-ratelimit-limit-{kind}": str(window.limit),
-        f"x-ratelimit-remaining-{kind}": str(max(0, math.floor(window.limit - window.used))),
-        f"x-ratelimit-reset-{kind}": _duration(window.empty_s),
+        limit: str(window.limit),
+        remaining: str(max(0, math.floor(window.limit - window.used - amount))),
+        reset: _duration(math.ceil(empty_s)),
     }
 
 
-def _duration(seconds: float) -> str:
-    """Return a time as OpenAI writes it: ``350ms``, ``12s``, ``1m30s``."""
-    if seconds < 1:
-        return f"{math.ceil(1000 * seconds)}ms" if seconds else "0s"
-    minutes, rest = divmod(math.ceil(seconds), 60)
+@cache
+def _duration(seconds: int) -> str:
+    """Return a time as OpenAI writes it: ``12s``, ``1m30s``."""
+    minutes, rest = divmod(seconds, 60)
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"

@@ -1,5 +1,6 @@
 """What each key had computed: in metrics, and in a file of comma-separated values for each day.
 
+Requests are counted in plain numbers, which go to both when the metrics are rendered, or a file is written.
 The file, ``usage/2026-11-29.csv`` beside the logs, has a line for each key and model. It is written every few
 seconds, anew and in one step, under a lock that the frontends of a deployment share: each adds what it has
 counted since. A frontend that is killed loses those seconds.
@@ -12,9 +13,11 @@ import csv
 import fcntl
 import logging
 import os
+from collections import Counter as Counts
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import date
 from io import StringIO
 from pathlib import Path
@@ -28,6 +31,9 @@ log = logging.getLogger(__name__)
 
 USAGE_DIRECTORY = "usage"
 """The directory of the files, beside the logs."""
+
+REFUSED = "refused"
+"""The ``status`` of a request that was not accepted; others are ``success`` and ``error``."""
 
 COLUMNS = ("key", "model", "requests", "prompt_tokens", "answer_tokens")
 
@@ -45,6 +51,15 @@ class Amounts(NamedTuple):
 
 Usage = dict[tuple[str, str], Amounts]
 """By key and model."""
+
+
+@dataclass(slots=True)
+class _Unwritten:
+    """What was counted of a key and a model since the last writing; ``requests`` by their status."""
+
+    requests: Counts[str] = field(default_factory=Counts)
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
 
 
 class KeyUsage:
@@ -66,29 +81,58 @@ class KeyUsage:
         self._tokens = tokens
         self._directory = directory
         self._today = today
-        self._unwritten: defaultdict[date, Usage] = defaultdict(dict)
+        self._unwritten: dict[tuple[str, str], _Unwritten] = {}
+        self._days: defaultdict[date, Usage] = defaultdict(dict)
         self._is_failing = False
 
-    def add(self, key: str, model: str, amounts: Amounts, status: str) -> None:
-        """Count a request that has ended; ``status`` is the metric's: success, error or refused."""
-        self._requests.labels(self._namespace, key, model, status).inc()
-        if not amounts.requests:
-            return
-        self._tokens.labels(self._namespace, key, model, "prompt").inc(amounts.prompt_tokens)
-        self._tokens.labels(self._namespace, key, model, "answer").inc(amounts.answer_tokens)
-        if self._directory:
-            of_day = self._unwritten[self._today()]
-            of_day[key, model] = of_day.get((key, model), Amounts()).plus(amounts)
-
-    async def run(self) -> None:
-        """Write every ``USAGE_INTERVAL_S``, for ever."""
-        while True:
-            await asyncio.sleep(timing.USAGE_INTERVAL_S)
-            await asyncio.to_thread(self.write)
+    def add(self, key: str, model: str, status: str, prompt_tokens: int = 0, answer_tokens: int = 0) -> None:
+        """Count a request that has ended."""
+        found = self._unwritten.get((key, model))
+        if found is None:
+            found = self._unwritten[key, model] = _Unwritten()
+        found.requests[status] += 1
+        found.prompt_tokens += prompt_tokens
+        found.answer_tokens += answer_tokens
 
     def write(self) -> None:
+        """Add what was counted to the metrics, and to what is to be written of this day."""
+        unwritten, self._unwritten = self._unwritten, {}
+        for (key, model), counted in unwritten.items():
+            of_model = self._namespace, key, model
+            for status, number in counted.requests.items():
+                self._requests.labels(*of_model, status).inc(number)
+            answered = counted.requests.total() - counted.requests[REFUSED]
+            if not answered:
+                continue
+            self._tokens.labels(*of_model, "prompt").inc(counted.prompt_tokens)
+            self._tokens.labels(*of_model, "answer").inc(counted.answer_tokens)
+            if self._directory:
+                amounts = Amounts(answered, counted.prompt_tokens, counted.answer_tokens)
+                of_day = self._days[self._today()]
+                of_day[key, model] = of_day.get((key, model), Amounts()).plus(amounts)
+
+    async def run(self) -> None:
+        """Write the files every ``USAGE_INTERVAL_S``, for ever."""
+        while True:
+            await asyncio.sleep(timing.USAGE_INTERVAL_S)
+            self._keep(await asyncio.to_thread(self._add_to_files, self._take()))
+
+    def write_files(self) -> None:
         """Add to the files what was counted since; what no file takes is kept for the next time."""
-        taken, self._unwritten = self._unwritten, defaultdict(dict)
+        self._keep(self._add_to_files(self._take()))
+
+    def _take(self) -> Mapping[date, Usage]:
+        self.write()
+        taken, self._days = self._days, defaultdict(dict)
+        return taken
+
+    def _keep(self, untaken: Mapping[date, Usage]) -> None:
+        for day, usage in untaken.items():
+            self._days[day] = add_up(usage.items(), self._days[day].items())
+
+    def _add_to_files(self, taken: Mapping[date, Usage]) -> Mapping[date, Usage]:
+        """Return what no file took."""
+        untaken = {}
         for day, usage in taken.items():
             try:
                 assert self._directory
@@ -96,10 +140,9 @@ class KeyUsage:
             except (OSError, ValueError) as error:
                 level = logging.DEBUG if self._is_failing else logging.WARNING
                 log.log(level, "the usage of keys is not written to %s: %s", self._directory, error)
-                self._is_failing = True
-                self._unwritten[day] = add_up(usage.items(), self._unwritten[day].items())
-                continue
-            self._is_failing = False
+                untaken[day] = usage
+        self._is_failing = bool(untaken)
+        return untaken
 
 
 def read_usage(file: Path) -> Usage:

@@ -17,9 +17,8 @@ at most what the second lets in.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dynaplan.routing.booking import WorkerBook
@@ -40,6 +39,14 @@ UNKNOWN_PLACES = 1_000_000
 """The places of a worker that says no number."""
 
 
+@dataclass(slots=True)
+class TurnsBook(WorkerBook):
+    """What is in flight at one worker; ``unbegun`` are prompts of streams that have no first token yet."""
+
+    unbegun_prompts: int = 0
+    unbegun_tokens: int = 0
+
+
 class Turns:
     """The turns at the workers of one model; ``frontends`` share the port."""
 
@@ -47,61 +54,42 @@ class Turns:
         self._frontends = frontends
         self._queue = FairQueue[Turn]()
         self.now_s = asyncio.get_running_loop().time
-        self._unbegun: dict[int, Counter[str]] = {}
 
-    @contextmanager
-    def turn(self, use: KeyUse, call: Call) -> Iterator[Turn]:
-        """Let a request wait; yields its turn, which is that of all its attempts."""
-        turn = use.turn
-        if turn is None:
-            turn = use.turn = Turn(self, self._queue, use.holder.name, call.prompt_tokens, call.is_stream)
-        turn.join(use.holder.weight)
-        try:
-            yield turn
-        finally:
-            turn.leave()
+    def turn(self, use: KeyUse, call: Call) -> Turn:
+        """Return a request's turn, which is that of all its attempts; it waits within a ``with``."""
+        if use.turn is None:
+            use.turn = Turn(self, self._queue, use, call)
+        return use.turn
 
     def open_to(
-        self, turn: Turn, usable: Sequence[Instance], books: Mapping[int, WorkerBook]
+        self, turn: Turn, usable: Sequence[Instance], books: Mapping[int, TurnsBook]
     ) -> list[Instance]:
         """Return those of the usable workers that may take this request now; none before its turn."""
         if self._queue.first() is not turn:
             return []
-        places = {each.instance_id: self._places(each) for each in usable}
-        free = {identity: most - books[identity].in_flight for identity, most in places.items()}
-        in_all = sum(each for each in free.values() if each > 0)
-        if not self._queue.may_begin(turn.name, in_all, sum(places.values()), self.now_s()):
-            return []
-        is_newcomer = self._queue.is_newcomer(turn.name)
-        return [
-            each
-            for each in usable
-            if free[each.instance_id] > 0 and (is_newcomer or self._has_room(each.instance_id, turn))
-        ]
+        free_in_all = places_in_all = 0
+        found, is_newcomer = [], self._queue.is_newcomer(turn.name)
+        for each in usable:
+            places, book = self._places(each), books[each.instance_id]
+            free = places - book.in_flight
+            places_in_all += places
+            if free > 0:
+                free_in_all += free
+                is_short = book.unbegun_tokens + turn.prompt_tokens <= UNBEGUN_TOKENS
+                if is_newcomer or is_short or book.unbegun_prompts < UNBEGUN_PROMPTS:
+                    found.append(each)
+        may_begin = self._queue.may_begin(turn.name, free_in_all, places_in_all, self.now_s())
+        return found if may_begin else []
 
     def wake_next(self) -> None:
         """Let the request whose turn it is try again."""
-        if turn := self._queue.first():
+        if self._queue.waiting and (turn := self._queue.first()):
             turn.wake()
 
     def of_keys(self) -> list[KeyTurns]:
         """Return what each key has here, the largest share first."""
         self._queue.forget(self.now_s())
         return list(self._queue.turns(self.now_s()))
-
-    def add_unbegun(self, instance_id: int, prompts: int, tokens: int) -> None:
-        """Count prompts at a worker whose streams have no first token yet."""
-        found = self._unbegun.setdefault(instance_id, Counter())
-        found["prompts"] += prompts
-        found["tokens"] += tokens
-        if not found["prompts"]:
-            del self._unbegun[instance_id]
-
-    def _has_room(self, instance_id: int, turn: Turn) -> bool:
-        found = self._unbegun.get(instance_id)
-        if found is None or found["prompts"] < UNBEGUN_PROMPTS:
-            return True
-        return found["tokens"] + turn.prompt_tokens <= UNBEGUN_TOKENS
 
     def _places(self, instance: Instance) -> int:
         slots = instance.card.get("request_slots")
@@ -113,34 +101,31 @@ class Turns:
 class Turn:
     """One request's turn: it waits, has a worker, and waits again when that worker died."""
 
-    def __init__(
-        self, turns: Turns, queue: FairQueue[Turn], name: str, prompt_tokens: int, is_stream: bool
-    ) -> None:
-        self.name = name
-        self.prompt_tokens = prompt_tokens
+    def __init__(self, turns: Turns, queue: FairQueue[Turn], use: KeyUse, call: Call) -> None:
+        self.name = use.holder.name
+        self.prompt_tokens = call.prompt_tokens
+        self._weight = use.holder.weight
         self._turns = turns
         self._queue = queue
-        self._is_stream = is_stream
+        self._is_stream = call.is_stream
         self._is_waiting = False
         self._counted = 0.0
-        self._unbegun_at: int | None = None
-        self._woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unbegun_at: TurnsBook | None = None
+        self._is_woken = False
+        self._woken: asyncio.Future[None] | None = None
 
-    def join(self, weight: float) -> None:
+    def __enter__(self) -> Turn:
         """Wait behind the others of the same key."""
-        self._queue.join(self.name, weight, self, self._turns.now_s())
+        self._queue.join(self.name, self._weight, self, self._turns.now_s())
         self._is_waiting = True
+        return self
 
-    def leave(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Wait no longer, if it does."""
         if self._is_waiting:
             self._is_waiting = False
             self._queue.leave(self.name, self)
             self._turns.wake_next()
-
-    def open_among(self, usable: Sequence[Instance], books: Mapping[int, WorkerBook]) -> list[Instance]:
-        """Return those of the usable workers that may take it now; none before its turn."""
-        return self._turns.open_to(self, usable, books)
 
     def is_first_of_key(self) -> bool:
         """Tell whether no request of the same key waits before it."""
@@ -148,34 +133,44 @@ class Turn:
 
     async def wait(self, *, has_check: bool) -> None:
         """Wait until it may be its turn; a second at most where it is, or has something to check."""
-        is_awake = has_check or self._queue.first() is self
-        await asyncio.wait((self._woken,), timeout=LOOK_S if is_awake else IDLE_LOOK_S)
-        if self._woken.done():
-            self._woken = asyncio.get_running_loop().create_future()
+        if not self._is_woken:  # since it looked last
+            loop = asyncio.get_running_loop()
+            is_awake = has_check or self._queue.first() is self
+            self._woken = loop.create_future()
+            timer = loop.call_later(LOOK_S if is_awake else IDLE_LOOK_S, self.wake)
+            try:
+                await self._woken
+            finally:
+                timer.cancel()
+        self._is_woken = False
 
     def wake(self) -> None:
-        if not self._woken.done():
+        self._is_woken = True
+        if self._woken and not self._woken.done():
             self._woken.set_result(None)
 
-    def begin(self, instance: Instance) -> None:
-        """Note that it has a worker."""
+    def begin(self, book: TurnsBook) -> None:
+        """Note that it has a worker, by its book."""
         self._is_waiting = False
         self._counted += self._queue.begin(self.name, self, self.prompt_tokens, self._turns.now_s())
         if self._is_stream:
-            self._unbegun_at = instance.instance_id
-            self._turns.add_unbegun(instance.instance_id, 1, self.prompt_tokens)
+            self._unbegun_at = book
+            book.unbegun_prompts += 1
+            book.unbegun_tokens += self.prompt_tokens
         self._turns.wake_next()
 
     def begin_answer(self) -> None:
         """Note that its first token is there."""
-        if self._unbegun_at is not None:
-            self._turns.add_unbegun(self._unbegun_at, -1, -self.prompt_tokens)
+        if book := self._unbegun_at:
+            book.unbegun_prompts -= 1
+            book.unbegun_tokens -= self.prompt_tokens
             self._unbegun_at = None
             self._turns.wake_next()
 
     def end(self) -> None:
         """Note that it has its worker no longer."""
-        self.begin_answer()
+        if self._unbegun_at:
+            self.begin_answer()
         self._queue.end(self.name, self._turns.now_s())
         self._turns.wake_next()
 

@@ -22,9 +22,9 @@ from dynaplan.gateway.router_metrics import RouterMetrics
 from dynaplan.gateway.routing.running_places import RunningPlaces
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.stalled_workers import StalledWorkers
-from dynaplan.gateway.routing.turns import Turn, Turns
+from dynaplan.gateway.routing.turns import Turn, Turns, TurnsBook
 from dynaplan.http.routes import EVENTS
-from dynaplan.routing.booking import BookEntry, WorkerBook
+from dynaplan.routing.booking import BookEntry
 from dynaplan.routing.routing_logic import make_routing_logic
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
@@ -35,7 +35,7 @@ EVENTS_OFF = "prediction: kv-events is off"
 
 
 @dataclass(slots=True)
-class _Book(WorkerBook):
+class _Book(TurnsBook):
     """What this frontend has in flight at one worker, and until when the worker gets no request."""
 
     avoid_until_s: float = 0.0
@@ -238,7 +238,7 @@ class WorkerRouter:
         usable = self._usable(now_s)
         if not usable:
             return None
-        if turn and not (usable := turn.open_among(usable, books)):
+        if turn and self.turns and not (usable := self.turns.open_to(turn, usable, books)):
             return None
         if limit := self.places.limit:
             usable = [each for each in usable if books[each.instance_id].in_flight < limit.most] or usable
@@ -302,7 +302,7 @@ class WorkerRouter:
             turn=turn,
         )
         if turn:
-            turn.begin(instance)
+            turn.begin(self._books[instance.instance_id])
         return booking
 
     def _is_full(self, instance: Instance) -> bool:

@@ -1,6 +1,8 @@
 """Closed-loop load: ``python -m tests.bench.data_path.load PORT STREAMS TOKENS REQUESTS [KEYS]``.
 
-With KEYS, requests bear so many keys in turn: ``sk-bench0`` and so on.
+With KEYS, requests bear so many keys in turn, ``sk-bench0`` and so on, or none where it is 0; and answers
+have half of TOKENS to one and a half: streams of one length begin and end together for ever, which costs less
+than requests that come one by one, and a queue would end it.
 
 Prints one line of JSON when connections stand and every stream has had one answer, and one at the end:
 ``seconds``, ``failures``, and in ms the ``ttft`` and the ``itl`` as p50 and p99.
@@ -30,12 +32,14 @@ LONGEST_S = 300.0
 class Load:
     """Counts what is left to send, and gathers times."""
 
-    def __init__(self, tokens: int, requests: int, keys: int = 0) -> None:
-        document = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}]}
-        body = json.dumps({**document, "max_tokens": tokens, "stream": True}).encode()
-        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        heads = [f"{head}Authorization: Bearer sk-bench{key}\r\n" for key in range(keys)] or [head]
-        self.requests = [f"{each}Content-Length: {len(body)}\r\n\r\n".encode() + body for each in heads]
+    def __init__(self, tokens: int, requests: int, keys: int | None = None) -> None:
+        self.requests = [request(tokens)]
+        if keys is not None:
+            lengths = [tokens // 2 + number * 7 % tokens for number in range(tokens)]
+            self.requests = [
+                request(length, f"Authorization: Bearer sk-bench{number % keys}\r\n" if keys else "")
+                for number, length in enumerate(lengths * max(1, keys))
+            ]
         self.left = requests
         self.failures = 0
         self.first_fault = b""
@@ -45,6 +49,13 @@ class Load:
     def fault(self, answer: bytes) -> None:
         self.failures += 1
         self.first_fault = self.first_fault or answer
+
+
+def request(tokens: int, further_header: str = "") -> bytes:
+    document = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}]}
+    body = json.dumps({**document, "max_tokens": tokens, "stream": True}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    return f"{head}{further_header}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 class Stream(asyncio.Protocol):
@@ -114,7 +125,7 @@ async def run(port: int, load: Load, streams: int) -> float:
     return seconds
 
 
-async def main(port: int, streams: int, tokens: int, requests: int, keys: int = 0) -> None:
+async def main(port: int, streams: int, tokens: int, requests: int, keys: int | None = None) -> None:
     await run(port, Load(2, streams, keys), streams)
     print(json.dumps("ready"), flush=True)
     await asyncio.to_thread(sys.stdin.readline)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from dynaplan.gateway.keys.usage import Amounts, KeyUsage, read_usage
+from dynaplan.gateway.keys.usage import REFUSED, Amounts, KeyUsage, read_usage
 
 DAY = date(2026, 11, 29)
 
@@ -22,13 +22,13 @@ def usage(directory: Path, today: date = DAY) -> KeyUsage:
 
 def test_several_frontends_add_to_the_file_of_the_day(tmp_path: Path) -> None:
     first, second = usage(tmp_path), usage(tmp_path)
-    first.add("alice", "m", Amounts(1, 10, 20), "success")
-    first.add("alice", "m", Amounts(1, 1, 2), "error")
-    first.add("alice", "m", Amounts(), "refused")
-    second.add("alice", "m", Amounts(1, 100, 200), "success")
-    second.add("bob", "a, b", Amounts(1, 5, 6), "success")
+    first.add("alice", "m", "success", 10, 20)
+    first.add("alice", "m", "error", 1, 2)
+    first.add("alice", "m", REFUSED)
+    second.add("alice", "m", "success", 100, 200)
+    second.add("bob", "a, b", "success", 5, 6)
     for each in (first, second, first):
-        each.write()
+        each.write_files()
     file = tmp_path / "2026-11-29.csv"
     assert file.read_text() == (
         'key,model,requests,prompt_tokens,answer_tokens\nalice,m,3,111,222\nbob,"a, b",1,5,6\n'
@@ -41,11 +41,11 @@ def test_what_no_file_takes_is_written_later(tmp_path: Path) -> None:
     directory = tmp_path / "usage"
     directory.write_text("in the way")
     one = usage(directory)
-    one.add("alice", "m", Amounts(1, 10, 20), "success")
-    one.write()
+    one.add("alice", "m", "success", 10, 20)
+    one.write_files()
     directory.unlink()
-    one.add("alice", "m", Amounts(1, 10, 20), "success")
-    one.write()
+    one.add("alice", "m", "success", 10, 20)
+    one.write_files()
     assert read_usage(directory / f"{DAY}.csv") == {("alice", "m"): Amounts(2, 20, 40)}
 
 
@@ -55,6 +55,6 @@ def test_a_file_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no file of usage"):
         read_usage(file)
     one = usage(tmp_path)
-    one.add("alice", "m", Amounts(1, 1, 1), "success")
-    one.write()
+    one.add("alice", "m", "success", 1, 1)
+    one.write_files()
     assert file.read_text() == "a,b\n"

@@ -47,7 +47,7 @@ class Box:
     def ask(self, key: str, times: int = 1, *, is_stream: bool = False, prompt_tokens: int = 10) -> None:
         for _ in range(times):
             call = Call(COMPLETIONS, b"", {}, "m", is_stream, "", prompt_tokens)
-            use = self.holders.setdefault(key, holder(key)).begin(call)
+            use = KeyUse(self.holders.setdefault(key, holder(key)), call)
             self.tasks.append(asyncio.create_task(self._book(key, call, use)))
 
     async def _book(self, key: str, call: Call, use: KeyUse) -> None:
@@ -146,7 +146,7 @@ async def test_without_a_worker_the_deadline_holds() -> None:
     turns = Turns(1)
     routed = router(Instances(), FrontendSettings(), turns=turns)
     call = Call(COMPLETIONS, b"", {}, "m", False, "", 1)
-    with turns.turn(holder("a").begin(call), call) as turn, pytest.raises(ApiError) as refusal:
+    with turns.turn(KeyUse(holder("a"), call), call) as turn, pytest.raises(ApiError) as refusal:
         await routed.book(call, 0.0, turn=turn)
     assert refusal.value.status == 503
     assert [each.waiting for each in turns.of_keys()] == [0]
@@ -157,7 +157,7 @@ async def test_what_was_computed_counts_in_the_place_of_what_was_expected() -> N
         for answer_tokens in (1000, 10):
             key = f"k{answer_tokens}"
             call = Call(COMPLETIONS, b"", {}, "m", False, "", 10)
-            use = here.holders.setdefault(key, holder(key)).begin(call)
+            use = KeyUse(here.holders.setdefault(key, holder(key)), call)
             with here.turns.turn(use, call) as turn:
                 (await here.router.book(call, 0.0, turn=turn)).close()
             use.end(10, answer_tokens, is_error=False)
