@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +17,7 @@ from dynaplan.cli.status_document import (
     DeploymentState,
     StatusReader,
     deployment_document,
+    read_keys,
     read_routing,
     store_document,
 )
@@ -29,7 +30,7 @@ from dynaplan.util import screen
 from dynaplan.util.errors import DeploymentError
 
 if TYPE_CHECKING:
-    from dynaplan.graph.lifecycle import Worker
+    from dynaplan.fleet.deployments import RunningDeployment
 
 DEFAULT_NAMESPACE = PlannerSettings.namespace
 
@@ -78,18 +79,19 @@ def _documents(namespace: str | None) -> list[dict[str, Any]]:
     documents = []
     for each in found:
         with connected(each):
-            documents.append(deployment_document(each, *asyncio.run(_asked(each.namespace, each.workers))))
+            documents.append(deployment_document(each, *asyncio.run(_asked(each.namespace, each))))
     return documents
 
 
 async def _asked(
-    namespace: str, workers: Iterable[Worker] = ()
+    namespace: str, found: RunningDeployment | None = None
 ) -> tuple[DeploymentState, dict[str, dict[str, str]]]:
     """Ask the store, the workers and the frontends once."""
     reader = StatusReader(namespace)
     try:
-        answers = await reader.read(workers)
-        return answers, await read_routing(answers.registered)
+        answers = await reader.read(found.workers if found else ())
+        keys = await read_keys(found, answers.registered) if found else ()
+        return replace(answers, keys=keys), await read_routing(answers.registered)
     finally:
         await reader.close()
 

@@ -10,11 +10,12 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynaplan.cli.keys_view import key_rows
 from dynaplan.cli.models_view import SavedKv, model_rows
 from dynaplan.cli.running_deployment import (
     decisions_of,
@@ -31,6 +32,7 @@ from dynaplan.cli.scale_counts import (
     statefile_holds,
 )
 from dynaplan.cli.timing import HEALTH_TIMEOUT_S, ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
+from dynaplan.config.service_config import section_options
 from dynaplan.contract.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
 from dynaplan.contract.model_keys import (
     MODEL_DEMAND,
@@ -45,7 +47,7 @@ from dynaplan.contract.store_keys import FREE_GPUS, SCALED_ROLES, DesiredCounts,
 from dynaplan.fleet.rules.statefile import planner_keys_of
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.http.client import get
-from dynaplan.http.routes import ALL_METRICS_PATH, EVENTS, ROUTING_PATH
+from dynaplan.http.routes import ALL_METRICS_PATH, EVENTS, ROUTING_PATH, TURNS_PATH
 from dynaplan.models.model import HOST
 from dynaplan.store.instances import PUBLIC_URL, SERVICES_PREFIX, Instance, public_urls
 from dynaplan.util.documents import parse_object
@@ -73,7 +75,7 @@ class DeploymentState:
     ``loads`` are by worker; ``draining`` are the workers that drain without being told to by the fleet
     plugin. ``ignored`` are the faults of unreadable keys and ``not_callable`` the addresses of instances that
     cannot be called, by key. ``fleet`` is what the fleet plugin publishes, and ``demand`` the requests for
-    each model that is loaded on request.
+    each model that is loaded on request. ``keys`` say who asks (``keys_view``).
     """
 
     loads: Mapping[str, WorkerLoad] = field(default_factory=dict)
@@ -86,6 +88,7 @@ class DeploymentState:
     desired: DesiredCounts = field(default_factory=DesiredCounts)
     fleet: Mapping[str, Any] = field(default_factory=dict)
     demand: Mapping[str, ModelDemand] = field(default_factory=dict)
+    keys: Sequence[Mapping[str, Any]] = ()
     is_silent: bool = False
 
     @property
@@ -231,6 +234,7 @@ def deployment_document(
         "gpus": _gpus(gpus, found, reservations),
         "free_gpus": answers.fleet.get(FREE_GPUS) if gpus else None,
         "waits": waits,
+        "keys": list(answers.keys),
         "holds": {role.value: asdict(hold) for role, hold in held.items()},
         "reservations": reservations.to_json(),
         "troubles": [*_troubles(found), *_other_version_notes(found, serve), *answers.troubles],
@@ -620,6 +624,13 @@ async def read_routing(instances: Iterable[Instance]) -> dict[str, dict[str, str
         for worker, source in answer.items():
             known.setdefault(worker, {})[frontend] = str(source)
     return known
+
+
+async def read_keys(found: RunningDeployment, instances: Iterable[Instance]) -> list[dict[str, Any]]:
+    """Ask the frontends of a deployment who asks, where its requests bear keys of a file."""
+    if not section_options(service_config(found), "Frontend").get("api-keys"):
+        return []
+    return key_rows((await ask_frontends(instances, TURNS_PATH)).values())
 
 
 async def ask_frontends(instances: Iterable[Instance], path: str) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ import os
 import pwd
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from dynaplan.cli.status_document import (
     StatusReader,
     deployment_document,
     read_draining,
+    read_keys,
     read_routing,
 )
 from dynaplan.cli.timing import GPU_POLL_S, METRICS_TIMEOUT_S, SLOW_POLL_S, STORE_POLL_S
@@ -77,6 +78,7 @@ class StatusPoller:
         self._loads: dict[str, LoadWindow] = {}
         self._decisions: dict[str, dict[str, Any]] = {}
         self._routed: Mapping[str, Mapping[str, str]] = {}
+        self._keys: Sequence[Mapping[str, Any]] = ()
         self._gpu_rows = BlockingRead[dict[int, dict[str, Any]]](self._read_gpus, {})
         self._gpus_shown: dict[int, dict[str, Any]] = {}
         self._by_hand: list[ManualChange] = []
@@ -103,7 +105,7 @@ class StatusPoller:
         if self._gpus and now_s - self._gpus_s >= GPU_POLL_S:
             self._gpus_s = now_s
             self._gpus_shown = await self._gpu_rows.value(GPU_POLL_S)
-        document = deployment_document(self.found, answers, self._routed)
+        document = deployment_document(self.found, replace(answers, keys=self._keys), self._routed)
         for row in document["workers"]:
             load = answers.loads.get(row["worker"])
             generated = load.generated_tokens if load else None
@@ -132,6 +134,7 @@ class StatusPoller:
         from dynaplan.planner.rules.explain import summarize
 
         self._routed = await read_routing(answers.registered)
+        self._keys = await read_keys(self.found, answers.registered)
         texts = [await self._get(f"{url}/metrics") for url in public_urls(answers.registered)]
         planners, at_s = planner_components(self.found), time.monotonic()
         for model, counts in self._counts(filter(None, texts)).items():

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynaplan.cli import models_view
+from dynaplan.cli import keys_view, models_view
 from dynaplan.cli.scale_args import describe_hold, describe_hours
 from dynaplan.cli.status_document import ENGINE_ROLES, is_lost, routing_lines
 from dynaplan.contract.gpus import indices
@@ -41,7 +41,7 @@ class View:
 
     ``short_workers`` is for a narrow screen. ``names`` are the workers, in the order of the rows. ``places``
     are the addresses of the metrics and the logs. ``planners`` has a line for each model that has a planner
-    and is loaded, ``memory`` one for each device whose memory models share.
+    and is loaded, ``memory`` one for each device whose memory models share. ``keys`` say who asks.
     """
 
     title: str
@@ -58,6 +58,7 @@ class View:
     planners: tuple[str, ...] = ()
     models: tuple[tuple[str, ...], ...] = ()
     memory: tuple[str, ...] = ()
+    keys: tuple[tuple[str, ...], ...] = ()
 
 
 def view_of(document: Document, now_s: float) -> View:
@@ -84,6 +85,7 @@ def view_of(document: Document, now_s: float) -> View:
         planners=_planners(document),
         models=tuple(models_view.table_rows(on_request, now_s)) if on_request else (),
         memory=tuple(models_view.memory_lines(document.get("model_memory", ()))),
+        keys=keys_view.table_rows(document.get("keys", ())),
     )
 
 
@@ -342,6 +344,7 @@ def render_page(view: View, width: int = 0) -> str:
         render_decision(view, width),
         render_models(view, width),
         render_lines(view.memory, width),
+        render_keys(view, width),
         render_workers(view, width),
         render_gpus(view, width),
         *(render_lines([note], width) for note in view.notes),
@@ -379,6 +382,11 @@ def render_worker_table(
 def render_models(view: View, width: int = 0) -> str:
     """Lay the models out under their headings; empty where none is loaded on request."""
     return text_table(view.models, width=width, dropping=models_view.COLUMNS_DROPPED) if view.models else ""
+
+
+def render_keys(view: View, width: int = 0) -> str:
+    """Lay out who asks, by the names of keys; empty where nobody with a key does."""
+    return text_table(view.keys, width=width, dropping=keys_view.COLUMNS_DROPPED) if view.keys else ""
 
 
 def render_gpus(view: View, width: int = 0) -> str:

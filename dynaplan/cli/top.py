@@ -24,6 +24,7 @@ from dynaplan.cli.status_view import (
     View,
     render_decision,
     render_gpus,
+    render_keys,
     render_lines,
     render_models,
     render_workers,
@@ -347,6 +348,8 @@ def main_page(view: View, width: int) -> tuple[list[str], dict[str, int]]:
         names = [MODEL_CHOICE + row[0] for row in view.models[1:]]
         places |= {name: place for place, name in enumerate(names, len(lines) + 1)}
         lines += [*models.split("\n"), *filter(None, render_lines(view.memory, width).split("\n")), ""]
+    if keys := render_keys(view, width):
+        lines += [*keys.split("\n"), ""]
     if gpus := render_gpus(view, width):
         lines += [*gpus.split("\n"), ""]
     lines += render_lines(view.notes, width).split("\n")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dynaplan.cli.keys_view import key_sentence
 from dynaplan.cli.models_view import event_line
 from dynaplan.cli.options import namespace_argument
 from dynaplan.cli.running_deployment import (
@@ -23,17 +23,14 @@ from dynaplan.cli.scale_counts import current_entries, statefile_holds
 from dynaplan.cli.status_view import hold_lines
 from dynaplan.cli.timing import REMOVALS_TIMEOUT_S
 from dynaplan.config.overrides import MODELS
-from dynaplan.config.service_config import section_options
 from dynaplan.contract.holds import RESERVATIONS, ReservedGpus
 from dynaplan.contract.model_keys import model_events_in
 from dynaplan.contract.store_keys import fleet_key
 from dynaplan.fleet.rules.reconcile import Removal, removals_in
 from dynaplan.fleet.rules.statefile import planner_keys_of
-from dynaplan.http.routes import TURNS_PATH
 from dynaplan.planner.recorders.decision_log import record_time_s
 from dynaplan.planner.recorders.manual_changes import ManualChange
 from dynaplan.planner.rules.explain import explain, is_change
-from dynaplan.routing.fair_queue import KeyTurns
 from dynaplan.store import connections
 from dynaplan.util import screen
 from dynaplan.util.documents import parse_object
@@ -78,8 +75,15 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
     reservations = current_entries(ReservedGpus.from_text, kept.get(RESERVATIONS, "")).to_json()
     for line in hold_lines({"holds": holds, "reservations": reservations}, time.time()):
         click.echo(fold(line, screen.width(), INDENT))
-    for line in [*missing, *asyncio.run(turn_lines(found))]:
+    for line in [*missing, *map(key_sentence, asyncio.run(_asking(found)))]:
         click.echo(fold(line, screen.width()))
+
+
+async def _asking(found: RunningDeployment) -> list[dict[str, Any]]:
+    from dynaplan.cli.status_document import read_keys, read_store
+
+    async with connections.open_store() as store:
+        return await read_keys(found, (await read_store(store, found.namespace)).registered)
 
 
 Moment = tuple[float, str]
@@ -124,44 +128,6 @@ def no_decisions(found: RunningDeployment, what: str, model: str = "", component
     began = local_time(found.began_s)
     return f"{text} This deployment began at {began}; {planner_dir} has the decisions of earlier ones."
 
-
-async def turn_lines(found: RunningDeployment) -> list[str]:
-    """Return a sentence for each key with requests that wait for others, or has had a share lately."""
-    from dynaplan.cli.status_document import ask_frontends, read_store
-
-    if not section_options(service_config(found), "Frontend").get("api-keys"):
-        return []
-    async with connections.open_store() as store:
-        instances = (await read_store(store, found.namespace)).registered
-    told: dict[str, list[KeyTurns]] = {}
-    for answer in (await ask_frontends(instances, TURNS_PATH)).values():
-        for model, keys in answer.items():
-            told.setdefault(model, []).extend(KeyTurns(**each) for each in keys)
-    return [words for model, keys in told.items() for words in key_words(model, keys)]
-
-
-def key_words(model: str, keys: Sequence[KeyTurns]) -> list[str]:
-    """Return what each key has at a model, as all frontends tell of it together.
-
-    ``alice: 4 running, 3 wait, behind each other alone; its share lately 48 %``
-    """
-    by_key: dict[str, list[KeyTurns]] = {}
-    for each in keys:
-        by_key.setdefault(each.key, []).append(each)
-    total = sum(each.share for each in keys) or 1.0
-    lines = []
-    for key, parts in by_key.items():
-        waiting, running = (sum(getattr(each, name) for each in parts) for name in ("waiting", "running"))
-        share = sum(each.share for each in parts) / total
-        waits = f"; the last waits behind {waiting - 1} of its own" if waiting > 1 else ""
-        at = f" at {model}" if model else ""
-        if waiting or running or share >= LEAST_SHARE:
-            lines.append(f"{key}{at}: {running} running, {waiting} waiting{waits}; {key}'s share {share:.0%}")
-    return lines
-
-
-LEAST_SHARE = 0.005
-"""The part of the work lately below which a key with nothing here is not worth a line."""
 
 INDENT = " " * 13
 """Spaces below the label of a step."""

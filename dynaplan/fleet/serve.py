@@ -355,7 +355,12 @@ def _curl(launch: Launch) -> str:
 
 
 def _key(launch: Launch) -> str:
-    return ' -H "Authorization: Bearer $DYNAPLAN_API_KEY"' if launch.is_protected else ""
+    """Return the header for a service that asks for a key: the owner's, else anybody's of the file."""
+    frontend = launch.graph.of_role(Role.FRONTEND)
+    has_file = frontend and launch.settings_of(frontend.name).get("api-keys")
+    if not (launch.is_protected or has_file):
+        return ""
+    return f' -H "Authorization: Bearer ${"DYNAPLAN_API_KEY" if launch.is_protected else "OPENAI_API_KEY"}"'
 
 
 def model_name(config: dict[str, dict[str, Any]]) -> str:

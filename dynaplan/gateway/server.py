@@ -360,14 +360,15 @@ class FrontendServer:
         return Response.json(self._router.cache_sources())
 
     async def _turns(self, request: Request) -> Response:
-        """Answer ``GET /turns``: by model, what each key has waiting and running, and its share."""
-        return Response.json(
-            {
-                each.name: [asdict(key) for key in each.router.turns.of_keys()]
-                for each in self._models.all
-                if each.router.turns
-            }
-        )
+        """Answer ``GET /turns``: what each key has at each model, and what it uses of its limits."""
+        turns = {
+            each.name: [asdict(key) for key in each.router.turns.of_keys()]
+            for each in self._models.all
+            if each.router.turns
+        }
+        used = self._keyring.limits_used() if self._keyring else {}
+        limits = {name: [each._asdict() for each in all_of] for name, all_of in used.items()}
+        return Response.json({"turns": turns, "limits": limits})
 
     def _client_server(self) -> HttpServer:
         settings = self._settings

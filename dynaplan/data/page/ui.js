@@ -133,6 +133,7 @@ function showLook(look) {
   showLoad(look);
   showRoles(look);
   showModels(look.on_request ?? {});
+  showKeys(look.keys ?? []);
   keyed(byId("workers").tBodies[0], look.workers, (row) => row.worker, makeWorker, showWorker);
   showGpus(look);
 }
@@ -257,6 +258,26 @@ function showModel(node, [name, row]) {
   const pin = node.querySelector(".pin");
   text(pin, row.is_pinned ? "Unpin" : "Pin");
   pin.setAttribute("aria-label", `${pin.textContent} ${name}`);
+}
+
+// -- who asks, where requests bear keys
+
+const KEY_COLUMNS = ["Key", "Model", "Running", "Waiting", "Share", "Of its limits"];
+
+function showKeys(keys) {
+  byId("keys-part").hidden = !keys.length;
+  keyed(byId("keys").tBodies[0], keys, (row) => `${row.key} ${row.model}`, () => {
+    const node = document.createElement("tr");
+    KEY_COLUMNS.forEach((label) => { const cell = element("td", "", ""); cell.dataset.label = label; node.append(cell); });
+    return node;
+  }, (node, row) => {
+    const limits = row.limits.map((each) => `${each.used} of ${each.limit} ${each.kind}`).join(", ");
+    const cells = [row.key, row.model || "–", String(row.running), String(row.waiting), `${Math.round(100 * row.share)}%`, limits || "–"];
+    cells.forEach((value, index) => {
+      text(node.children[index], value);
+      node.children[index].classList.toggle("none", value === "–");
+    });
+  });
 }
 
 // -- workers

@@ -23,7 +23,7 @@ from dynaplan.config.keys import expires_unix_s, hash_of, read_keys_file
 from dynaplan.config.settings.keys import KeySettings
 from dynaplan.gateway import timing
 from dynaplan.gateway.keys.counts import WINDOW_S, KeyCounts, Used
-from dynaplan.gateway.keys.limits import Window, rate_headers
+from dynaplan.gateway.keys.limits import LimitUse, Window, rate_headers
 from dynaplan.gateway.keys.usage import KeyUsage
 from dynaplan.gateway.openai_api import ApiError, Call
 from dynaplan.gateway.routing.turns import Turn
@@ -62,6 +62,11 @@ class Keyring:
         if holder.expires_unix_s <= self._counts.unix_s():
             raise unauthorized(f"The API key of {holder.name} has expired", "expired_api_key", OWNER_GIVES)
         return holder
+
+    def limits_used(self) -> dict[str, list[LimitUse]]:
+        """Return what is used of the limits of each key that has any, by its name."""
+        holders = {each.name: each.limits_used() for each in self._holders.values()}
+        return {name: limits for name, limits in holders.items() if limits}
 
     def close(self) -> None:
         """Write what was used, and let other frontends forget this one."""
@@ -150,6 +155,16 @@ class KeyHolder:
                 raise self._too_much(f"{window.limit} {kind} per minute", kind, wait_s, windows)
             headers |= rate_headers(kind, window, amount)
         return headers
+
+    def limits_used(self) -> list[LimitUse]:
+        """Return what is used of each of his limits."""
+        if not self._is_limited:
+            return []
+        used, most = self._counts.used(self.name), self.settings.concurrency
+        found = [LimitUse("at a time", used.in_flight, most)] if most else []
+        for kind, window in self._windows(used).items():
+            found.append(LimitUse(f"{kind}/min", math.ceil(window.used), window.limit))
+        return found
 
     def count(self, *, in_flight: int, tokens: int, requests: int = 0) -> None:
         """Count for his limits, if he has any."""

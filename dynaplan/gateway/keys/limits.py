@@ -21,6 +21,14 @@ from typing import NamedTuple
 WINDOW_S = 60.0
 
 
+class LimitUse(NamedTuple):
+    """What is used of a limit, as a person is told: ``58 of 60 requests/min``."""
+
+    kind: str
+    used: int
+    limit: int
+
+
 class Window(NamedTuple):
     """A limit and what is used of it, ``elapsed_s`` after the current minute began."""
 

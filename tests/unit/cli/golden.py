@@ -16,6 +16,7 @@ import click
 from dynaplan.cli import doctor
 from dynaplan.cli.doctor import Finding, Level
 from dynaplan.cli.gpus import BoxGpu, GpuHolder, gpu_rows
+from dynaplan.cli.keys_view import key_rows
 from dynaplan.cli.model_needs import ModelNeeds
 from dynaplan.cli.models_view import SavedKv, model_rows, models_table
 from dynaplan.cli.status_view import render_page, view_of
@@ -57,6 +58,10 @@ def memory(gpu: int, total_gb: int, foreign_gb: int, **models_gb: int) -> dict[s
     }
 
 
+def turns(key: str, waiting: int, running: int, share: float) -> dict[str, Any]:
+    return {"key": key, "waiting": waiting, "running": running, "share": share}
+
+
 def planned(policy: str, **more: Any) -> dict[str, Any]:
     return {"policy": policy, "targets": None, "load": None, **more}
 
@@ -67,6 +72,18 @@ def doctor_page(*needs: Need, devices: tuple[Device, ...], unknown: tuple[str, .
 
 
 STATUS: Mapping[str, Callable[[], str]] = {
+    "status-of-people": partial(
+        status,
+        worker_document(),
+        keys=key_rows(
+            [
+                {
+                    "turns": {"": [turns("nightly", 33, 7, 0.87), turns("alice", 0, 1, 0.13)]},
+                    "limits": {"nightly": [{"kind": "requests/min", "used": 99, "limit": 2000}]},
+                }
+            ]
+        ),
+    ),
     "status-of-one-look": partial(
         status,
         supervisor_pid=4,

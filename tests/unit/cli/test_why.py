@@ -12,11 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli import why as command
-from dynaplan.cli.why import key_words, no_decisions, removal_line
+from dynaplan.cli.why import no_decisions, removal_line
 from dynaplan.contract.model_keys import MODEL_EVENTS, ModelEvent
 from dynaplan.fleet.rules.reconcile import REMOVALS, Removal
 from dynaplan.planner.recorders.manual_changes import ManualChange, record_manual_change
-from dynaplan.routing.fair_queue import KeyTurns
 from dynaplan.util.durations import local_time
 
 
@@ -64,12 +63,4 @@ def test_planner_persons_models_and_removals_are_one_story_by_time(
         f"{local_time(290.0)}  model bee: unload: makes room for ant",
         f"{local_time(300.0)}  model ant: load: asked for",
         "No change yet.",
-    ]
-
-
-def test_what_each_key_has_is_told_of_all_frontends_together() -> None:
-    keys = [KeyTurns("alice", 3, 2, 0.6), KeyTurns("bob", 0, 1, 0.4), KeyTurns("alice", 1, 2, 1.0)]
-    assert key_words("qwen", [*keys, KeyTurns("away", 0, 0, 0.0)]) == [
-        "alice at qwen: 4 running, 4 waiting; the last waits behind 3 of its own; alice's share 80%",
-        "bob at qwen: 1 running, 0 waiting; bob's share 20%",
     ]

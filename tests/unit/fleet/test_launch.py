@@ -111,6 +111,12 @@ def test_a_graph_of_ones_own_is_told_with_a_request_for_each_public_endpoint() -
     assert all("$DYNAPLAN_API_KEY" in line for line in tries)
 
 
+def test_the_request_to_try_bears_a_key_where_a_file_has_them() -> None:
+    launch = replace(LAUNCH, config={**LAUNCH.config, "Frontend": {"api-keys": "keys.yaml"}})
+    assert '-H "Authorization: Bearer $OPENAI_API_KEY"' in banner(launch, is_simulated=True)
+    assert "Authorization" not in banner(LAUNCH, is_simulated=True)
+
+
 def test_the_runtime_directory_lies_beside_the_statefile_private_and_new(tmp_path: Path) -> None:
     directory = runtime_directory(tmp_path / "ns.v1.json")
     assert directory == tmp_path / "run" / os.uname().nodename / "ns.v1"
