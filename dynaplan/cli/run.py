@@ -159,16 +159,29 @@ class Loan:
                 _say(f"{_names(self._gpus)} given back")
 
     async def obtain(self) -> None:
-        """Return when the GPUs are ours and empty; raises CapacityError, TemporaryError after the time."""
+        """Return when the GPUs are ours and empty; raises CapacityError, TemporaryError after the time.
+
+        Where the deployment ends meanwhile its GPUs are those of whoever claims them.
+        """
+        deadline_s = time.monotonic() + (self._request.wait_s or 0.0)
+        while True:
+            try:
+                return await self._obtain_until(deadline_s)
+            except DynaplanError:
+                if self._found is None or process_table.is_alive(self._found.arbiter):
+                    raise
+                _say(f"the deployment {self._found.namespace} has ended; its GPUs are free")
+                self._found, self._gpus = None, ()
+
+    async def _obtain_until(self, deadline_s: float) -> None:
         wait_s = self._request.wait_s
-        deadline_s = time.monotonic() + (wait_s or 0.0)
         with ProgressLine() as line:
             while True:
                 try:
                     chosen = await self._reserve()
                     break
                 except CapacityError as error:
-                    if wait_s is None or "this box has" in error.args[0]:
+                    if wait_s is None:
                         raise
                     if time.monotonic() >= deadline_s:
                         raise TemporaryError(f"not within {clock(wait_s)}: {error.args[0]}") from None
@@ -213,12 +226,11 @@ class Loan:
                     )
         else:
             change(ReservedGpus())
-        self._gpus = tuple(each.gpu for each in chosen)
-        others = [gpu.uuid for gpu in self._gpus if not self._is_of_deployment(gpu)]
+        others = [each.gpu.uuid for each in chosen if not self._is_of_deployment(each.gpu)]
         if set(others) - self._claims.claim(others):
             await self._write({})
-            self._gpus = ()
             raise CapacityError("a GPU was claimed by somebody else a moment ago", hint="Try again.")
+        self._gpus = tuple(each.gpu for each in chosen)
         if self._found and (lent := self._of_deployment()):
             record_by_hand(self._found, f"{_names(lent)} {reserved_words(request.made)}")
         return chosen

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from dynaplan.contract.gpus import GB, Gpu, by_reason
 from dynaplan.fleet.rules.reconcile import FIRST_TO_LEAVE
 from dynaplan.graph.lifecycle import Worker, WorkerState
-from dynaplan.util.errors import CapacityError
+from dynaplan.util.errors import CapacityError, ConfigError
 
 FREE, SILENT, ON_REQUEST, PLANNED, PINNED = range(5)
 
@@ -55,15 +55,18 @@ class LendableGpu:
 def choose_lent(gpus: Sequence[LendableGpu], number: int, least_bytes: int = 0) -> tuple[LendableGpu, ...]:
     """Return the GPUs that are lent to a program that asks for ``number``, each of ``least_bytes`` or more.
 
-    Raises CapacityError where there are too few, with what is in the way of each.
+    Raises CapacityError where there are too few now, with what is in the way of each, and ConfigError where
+    there never are.
     """
-    if number > len(gpus):
-        raise CapacityError(
-            f"--gpus is {number}, and this box has {len(gpus)}", hint=f"Ask for at most {len(gpus)}."
+    too_small = {each.gpu.index: _too_small(each.gpu, least_bytes) for each in gpus}
+    large_enough = sum(not words for words in too_small.values())
+    if number > large_enough:
+        of_memory = f" with {least_bytes / 1e9:g} GB or more" if least_bytes else ""
+        raise ConfigError(
+            f"--gpus is {number}, and this box has {large_enough}{of_memory}",
+            hint="`dynaplan gpus` shows them.",
         )
-    taken: Mapping[int, str] = {
-        each.gpu.index: each.taken or _too_small(each.gpu, least_bytes) for each in gpus
-    }
+    taken: Mapping[int, str] = {each.gpu.index: each.taken or too_small[each.gpu.index] for each in gpus}
     lendable = sorted((each for each in gpus if not taken[each.gpu.index]), key=lambda each: each.cost)
     if len(lendable) < number:
         why = {index: reason for index, reason in taken.items() if reason}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from dynaplan.cli.run import check_program, moment_of, parse_memory, parse_time, shown_command
-from dynaplan.util.errors import ConfigError
+from dynaplan.cli.run import Loan, Request, check_program, moment_of, parse_memory, parse_time, shown_command
+from dynaplan.contract.holds import Hold
+from dynaplan.process import process_table
+from dynaplan.util.errors import ConfigError, DeploymentError
 
 NOW = datetime(2026, 11, 22, 21, 30)
 
@@ -48,3 +53,26 @@ def test_others_see_a_command_short_printable_and_without_its_secrets() -> None:
     assert shown_command(["python", "train.py", "--api-key", "s3cret"]) == "python train.py --api-key '***'"
     assert shown_command(["a\nb"]) == "'a b'"
     assert len(shown_command(["x" * 999])) == 60
+
+
+@pytest.mark.parametrize("is_alive", [False, True])
+async def test_who_waits_when_the_deployment_ends_takes_what_the_box_has(
+    is_alive: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Hold(since_s=0.0, by="alice", holder=process_table.identity_of(os.getpid()))
+    found: Any = SimpleNamespace(namespace="ns", arbiter=made.holder)
+    loan = Loan(found, Request(1, 0, None, is_confirmed=False, made=made))
+    monkeypatch.setattr(process_table, "is_alive", lambda identity: is_alive)
+
+    async def reserve() -> tuple[()]:
+        if cast(Any, loan)._found:
+            raise DeploymentError("no deployment ns is running here")
+        return ()
+
+    monkeypatch.setattr(loan, "_reserve", reserve)
+    if is_alive:
+        with pytest.raises(DeploymentError):
+            await loan.obtain()
+        return
+    await loan.obtain()
+    assert "the deployment ns has ended; its GPUs are free" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from dynaplan.contract.gpus import GB, Gpu
 from dynaplan.fleet.rules.lending import LendableGpu, choose_lent
 from dynaplan.graph.lifecycle import Worker
-from dynaplan.util.errors import CapacityError
+from dynaplan.util.errors import CapacityError, ConfigError
 from tests.unit.fleet.rules.graphs import FAILED, STARTING, worker
 
 
@@ -46,8 +46,9 @@ def test_of_equal_gpus_that_of_the_highest_index_is_lent() -> None:
 
 def test_a_gpu_with_too_little_memory_is_left_out() -> None:
     assert chosen([gpu(0), gpu(1, size_gb=16)], least_bytes=20 * 10**9) == [0]
+    taken = replace(gpu(0), taken="lent to alice")
     with pytest.raises(CapacityError, match="GPU 1: its 16 GB are less than is asked for"):
-        chosen([gpu(1, size_gb=16)], least_bytes=20 * 10**9)
+        chosen([taken, gpu(1, size_gb=16)], least_bytes=20 * 10**9)
 
 
 def test_too_few_gpus_are_told_with_who_has_each() -> None:
@@ -56,5 +57,10 @@ def test_too_few_gpus_are_told_with_who_has_each() -> None:
         CapacityError, match=r"2 of 2 GPUs asked for, and 1 can be lent now\n  GPU 0: lent to alice"
     ):
         chosen([lent, gpu(1)], 2)
-    with pytest.raises(CapacityError, match="--gpus is 3, and this box has 2"):
-        chosen([lent, gpu(1)], 3)
+
+
+def test_more_than_the_box_has_is_never_waited_for() -> None:
+    with pytest.raises(ConfigError, match="--gpus is 3, and this box has 2"):
+        chosen([gpu(0), gpu(1)], 3)
+    with pytest.raises(ConfigError, match="--gpus is 1, and this box has 0 with 900 GB or more"):
+        chosen([gpu(0), gpu(1)], least_bytes=900 * 10**9)
