@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import click
 
 from dynaplan.cli.main import LazyGroup
 from dynaplan.cli.options import json_option
+from dynaplan.config.settings.worker import engine_of
 from dynaplan.engines.timing_model.learnt_timing import describe
+from dynaplan.engines.timing_model.step_timing import MeasuredProfile
+from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.drawing.plots import plot_svg
 from dynaplan.lab.profiling.learnt_profile import plot_of, profile_of
 from dynaplan.lab.profiling.results import write_points
@@ -59,7 +63,7 @@ def command(context: click.Context, as_json: bool) -> None:
 )
 def show(name: str, as_json: bool, svg: Path | None) -> None:
     """Show all that is known of NAME; its first letters are enough where no other begins so."""
-    found = _find(name)
+    found = find_learnt(name)
     if svg:
         _draw(found, svg)
     if as_json:
@@ -95,8 +99,16 @@ def export(name: str, directory: Path, prefill: str | None, max_kv_tokens: int |
 
     `serve --Planner.profile-results-dir=DIRECTORY` and `simulate --profile DIRECTORY` read it.
     """
-    decode = _find(name)
-    other = _find(prefill) if prefill else decode
+    decode = find_learnt(name)
+    other = find_learnt(prefill) if prefill else decode
+    profile = write_profile(directory, decode, other, max_kv_tokens)
+    click.echo(f"{directory}: {profile.origin}")
+
+
+def write_profile(
+    directory: Path, decode: LearntFile, other: LearntFile, max_kv_tokens: int | None = None
+) -> MeasuredProfile:
+    """Write what was learnt of decode and prefill workers as a profile, and return it; raises ConfigError."""
     kv_tokens = max_kv_tokens or decode.learnt.kv_tokens
     if not kv_tokens:
         raise ConfigError(
@@ -114,10 +126,21 @@ def export(name: str, directory: Path, prefill: str | None, max_kv_tokens: int |
         write_points(directory, profile)
     except OSError as error:
         raise ConfigError(f"{directory} cannot be written: {error}", hint="Expected a directory.") from error
-    click.echo(f"{directory}: {profile.origin}")
+    return profile
 
 
-def _find(name: str) -> LearntFile:
+def newest_learnt(section: Mapping[str, Any], role: Role) -> LearntFile | None:
+    """Return what was learnt last of workers of a role: of the section's engine and model, if it has one."""
+    for found in list_files(learnt_dir(os.environ)):
+        is_same = not section.get("model") or (
+            found.of.get("engine") == engine_of(section) and found.of.get("model") == str(section["model"])
+        )
+        if found.of.get("role") == role.value and is_same:
+            return found
+    return None
+
+
+def find_learnt(name: str) -> LearntFile:
     """Return the file of that name, or the only one whose name begins so; raises ConfigError."""
     found = {each.path.stem: each for each in list_files(learnt_dir(os.environ))}
     begin = [each for stem, each in found.items() if stem.startswith(name)]

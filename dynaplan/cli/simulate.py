@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -68,7 +70,11 @@ def _given_trace(context: click.Context, parameter: click.Parameter, text: str |
     "Graph's YAML, looked up here, then among the shipped graphs: simulates the deployment that "
     "`dynaplan serve` makes of it"
 )
-@click.option("--profile", default=None, help="Measured profile that times the engines: a name or a path")
+@click.option(
+    "--profile",
+    default=None,
+    help="Profile that times the engines: a name, a path, or learnt[:NAME] of `dynaplan profiles`",
+)
 @click.option("--gpus", default=8, show_default=True, type=click.IntRange(1))
 @click.option(
     "--mode",
@@ -152,12 +158,12 @@ def command(
             check_writable(option, Path(written))
     name = given["config_file"]
     file = find_config_file(name, Path.cwd(), beside=shipped_graphs()) if name else None
-    memory_bytes = int(given["gpu_memory"] * 1e9)
-    models, constraints = many_models(given["models"], file, context.obj, memory_bytes)
+    models, constraints = many_models(given["models"], file, context.obj, int(given["gpu_memory"] * 1e9))
     if models:
         compare_models(models, constraints, given, json_path)
         return
     graph = read_graph(file, context.obj)
+    given["profile"] = context.with_resource(profile_of_engines(given["profile"], graph))
     own = str(graph.sections["Planner"].get("policy", "load"))
     policies = policies or (candidates_beside(own) if recommend else (own,))
     options = simulation_of(policies, given, graph)
@@ -182,6 +188,31 @@ def command(
 
         served = replace(options, disaggregation=service_settings(options).disaggregation)
         write("--html", html_path, page(served, results, order))
+
+
+@contextmanager
+def profile_of_engines(named: str | None, graph: SimulatedGraph) -> Iterator[str | None]:
+    """Yield the profile that times the engines; one that was learnt is a directory for as long.
+
+    ``learnt`` is what was learnt last of the graph's engine and model, ``learnt:NAME`` another one.
+    """
+    from dynaplan.cli.profiles import find_learnt, newest_learnt, write_profile
+    from dynaplan.planner.sla_model import LEARNT
+
+    kind, _, name = (named or "").partition(":")
+    if kind != LEARNT:
+        yield named
+        return
+    section = graph.sections[DECODE_COMPONENT]
+    decode = find_learnt(name) if name else newest_learnt(section, Role.DECODE)
+    if not decode:
+        what = f"of {section['model']}" if section.get("model") else "of decode workers"
+        hint = "`dynaplan profiles` lists what was; --profile learnt:NAME takes that one."
+        raise ConfigError(f"--profile: nothing was learnt {what}", hint=hint)
+    prefill = newest_learnt(decode.of, Role.PREFILL) or decode
+    with TemporaryDirectory() as directory:
+        write_profile(Path(directory), decode, prefill)
+        yield directory
 
 
 def many_models(

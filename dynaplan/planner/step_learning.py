@@ -20,12 +20,19 @@ from dynaplan.config.settings.worker import engine_of
 from dynaplan.engines.engine_counters import EngineSpans
 from dynaplan.engines.machine_speed import find_machine, prior_line
 from dynaplan.engines.model_memory import memory_need
-from dynaplan.engines.timing_model.learnt_timing import MEASURED_SPREAD, LearntTiming, StepLearner, StepLine
+from dynaplan.engines.timing_model.learnt_timing import (
+    MEASURED_SPREAD,
+    UNKNOWN_MACHINE,
+    LearntTiming,
+    StepLearner,
+    StepLine,
+)
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.learnt_files import LearntOf, learnt_dir, learnt_of, read_file, write_file
 from dynaplan.planner.learnt_timings import LearntTimings
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel
+from dynaplan.planner.sizing.queueing.workload import WorkerKind
 
 log = logging.getLogger(__name__)
 
@@ -125,11 +132,27 @@ def learning_of(
             need = memory_need(engine_of(options), options, gpus) if options else None
             learner = StepLearner(prior_line(need, machine, gpus))
         else:
-            kind = kinds[role]
-            line = StepLine.through(kind.timing, kind.kv_tokens)
-            learner = StepLearner(line, kind.timing, MEASURED_SPREAD)
+            learner = _learner_from(kinds[role])
         roles[role] = RoleLearning(learner, of)
     return StepLearning(roles, learnt_dir(os.environ), is_needed=is_needed)
+
+
+def simulated_learning(service: QueueingModel, *, is_needed: bool) -> StepLearning:
+    """Return what learns in a simulation: nothing is known of the machine, and nothing is kept."""
+    kinds = {Role.DECODE: service.decode, Role.PREFILL: service.prefill or service.decode}
+    learners = {
+        role: StepLearner(UNKNOWN_MACHINE) if is_needed else _learner_from(kind)
+        for role, kind in kinds.items()
+    }
+    return StepLearning(
+        {role: RoleLearning(each) for role, each in learners.items()}, None, is_needed=is_needed
+    )
+
+
+def _learner_from(kind: WorkerKind) -> StepLearner:
+    """Return one that begins with the profile's times."""
+    line = StepLine.through(kind.timing, kind.kv_tokens)
+    return StepLearner(line, kind.timing, MEASURED_SPREAD)
 
 
 def _gpus(config: Mapping[str, Mapping[str, Any]], component: str) -> float:

@@ -7,6 +7,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from dynaplan.planner.learnt_timings import LearntTimings
 from tests.e2e.deployment import MODEL, Deployment
 from tests.e2e.test_scaling import ready
 from tests.fakes.load import Load
@@ -41,13 +44,49 @@ async def test_targets_get_the_workers_that_the_traffic_needs_and_give_them_back
     told = deployment.run("why", "-n", "50", "--changes").stdout
     assert "of the TTFTs are over 250 ms" in told
     assert "requests/s expected in" in told
-    record = last_record(deployment)
+    record = records(deployment)[-1]
     assert record["observation"]["startup_s"] > 0
     assert record["observation"]["traffic"]["requests"] is not None
 
 
-def last_record(deployment: Deployment) -> dict:
+TWO_NUMBERS = (
+    "--Planner.policy=sla",
+    "--Planner.ttft=250",
+    "--Planner.itl=100",
+    "--Planner.profile-results-dir=learnt",  # simulated engines have a profile otherwise
+    "--Planner.adjustment-interval=2",
+    "--Planner.max-gpu-budget=2",
+    "--Planner.slo-window=20",
+    f"--VllmWorker.profile={PROFILE}",
+)
+
+
+@pytest.mark.slow
+async def test_without_a_profile_the_planner_learns_and_begins_with_it_the_next_time(
+    deploy: Callable[..., Deployment],
+) -> None:
+    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *TWO_NUMBERS)
+    async with Load(deployment.url, MODEL, clients=8, tokens=20, prompt="word " * 1500) as load:
+        await eventually(lambda: ready(deployment, "VllmWorker") == 2, 60)
+        await eventually(lambda: is_known(records(deployment)[-1]), 60)
+        await load.stop()
+    assert load.incomplete == []
+    await eventually(lambda: ready(deployment, "VllmWorker") == 1, 80)
+    assert "learnt from" in deployment.run("why", "-n", "50").stdout
+    await asyncio.to_thread(deployment.stop)
+    await asyncio.to_thread(deployment.start)
+    await eventually(lambda: records(deployment) != [], 20)
+    assert is_known(records(deployment)[0])
+
+
+def is_known(record: dict) -> bool:
+    """Tell whether workers are counted by what was learnt."""
+    learnt = LearntTimings.from_json(record["observation"].get("learnt", {}))
+    return bool(learnt.decode) and not learnt.lacking(is_disaggregated=False)
+
+
+def records(deployment: Deployment) -> list[dict]:
     planner = Path(deployment.statefile()["addresses"]["log_dir"]) / "planner"
     log_dir = Path((planner / "current").read_text().strip())
-    *_, line = (log_dir / "decisions.jsonl").read_text().splitlines()
-    return json.loads(line)
+    file = log_dir / "decisions.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

@@ -201,9 +201,13 @@ class LearntTiming:
         return line_ms + sequence_ms * (sequences - known) + kv_token_ms * (kv_tokens - known_kv)
 
     def timing(self) -> StepTiming:
-        line = self.line
-        begin_ms = self.decode_ms(1, 0.0) + line.prompt_ms
-        return StepTiming(lambda tokens: begin_ms + line.prompt_token_ms * tokens, self.decode_ms)
+        """Return it in the form of a profile: each prompt of a step pays F, the step a once."""
+        line, step_ms = self.line, self.decode_ms(1, 0.0)
+
+        def prefill_ms(tokens: int) -> float:
+            return step_ms + (line.prompt_ms + line.prompt_token_ms * tokens if tokens else 0.0)
+
+        return StepTiming(prefill_ms, self.decode_ms)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that ``from_json`` reads back, rounded to six digits."""

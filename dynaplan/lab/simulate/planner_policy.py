@@ -10,16 +10,19 @@ from dynaplan.config.settings.fields import OFF
 from dynaplan.config.settings.planner import Forecast, PlannerSettings
 from dynaplan.contract.counts import Sample
 from dynaplan.contract.store_keys import DesiredCounts
+from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.backtest import backtest
 from dynaplan.planner.backtesting.runs import SplitRuns
 from dynaplan.planner.backtesting.schedule import BacktestSchedule
 from dynaplan.planner.forecasting.forecaster import forecast
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, TrafficHistory
+from dynaplan.planner.learnt_timings import LearntTimings
 from dynaplan.planner.model import AverageLoad, Decision, Observation, PlannerState, Tuning
 from dynaplan.planner.rules.cycle import PlanningCycle, startup_time_s
 from dynaplan.planner.rules.decision import OwnPolicy, backtest_basis
 from dynaplan.planner.rules.sla_policy import PerformanceModel
 from dynaplan.planner.sizing.demand_forecast import forecast_traffic
+from dynaplan.planner.step_learning import StepLearning
 from dynaplan.simulation.simulated_service import SimulatedService
 
 
@@ -43,7 +46,8 @@ class PlannerPolicy:
     """Plans as the live planner does: its loop, its ``decide``, and the acknowledgement of its decisions.
 
     It is the ``PlannedDeployment`` of that loop; ``begin`` comes before all else. ``before`` is the traffic
-    of a warm-up trace. Forecasts are made by ``method``, or by the core's own.
+    of a warm-up trace. Forecasts are made by ``method``, or by the core's own. ``learning`` reads the
+    engines' counters with each metric pull, as the live observer does.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class PlannerPolicy:
         method: BlockingForecaster | None = None,
         on_decision: OnDecision | None = None,
         own_policy: OwnPolicy | None = None,
+        learning: StepLearning | None = None,
     ) -> None:
         self.name = name
         self.interval_s = settings.metric_pulling_interval_s
@@ -63,6 +68,7 @@ class PlannerPolicy:
         self._settings = settings
         self._method = method
         self._on_decision = on_decision
+        self._learning = learning
         self._model = model
         self._cycle = PlanningCycle(settings, model, own_policy=own_policy)
         is_backtested = settings.is_by_targets and settings.sizing != "formula"
@@ -105,7 +111,16 @@ class PlannerPolicy:
             self._service.meter.pull()
 
     async def pull_load(self) -> Sample:
-        return self._service.sample()
+        service, learning = self._service, self._learning
+        sample = service.sample()
+        for role in (Role.PREFILL, Role.DECODE) if learning else ():
+            for worker in service.pools.all(role):
+                load = worker.engine.model.load()
+                assert learning
+                assert load.counters
+                counters = replace(load.counters, at_s=service.now_s)
+                learning.read(role, str(worker.number), replace(load, counters=counters))
+        return sample
 
     async def observe(self, load: AverageLoad, state: PlannerState) -> Observation:
         """Return the observation of the interval, with the forecast where targets are planned for."""
@@ -118,7 +133,10 @@ class PlannerPolicy:
         self._history.add(traffic)
         startup_s = startup_time_s(settings, service.settings.startup_s.values())
         expected = await forecast_traffic(self._history, self._forecast, startup_s, settings)
-        observation = replace(observation, traffic=traffic, foresight=expected, startup_s=startup_s)
+        learnt = self._learning.known() if self._learning else LearntTimings()
+        observation = replace(
+            observation, traffic=traffic, foresight=expected, startup_s=startup_s, learnt=learnt
+        )
         return self._with_backtest(observation, state) if self._schedule else observation
 
     def _with_backtest(self, observation: Observation, state: PlannerState) -> Observation:

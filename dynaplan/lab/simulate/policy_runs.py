@@ -36,7 +36,9 @@ from dynaplan.lab.simulate.settings_tried import MARK, settings_beside
 from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, interval_history
 from dynaplan.planner.own_policy import load_own_policy
-from dynaplan.planner.sla_model import build_sla_model
+from dynaplan.planner.rules.sla_policy import PerformanceModel
+from dynaplan.planner.sla_model import build_sla_model, has_profile
+from dynaplan.planner.step_learning import StepLearning, simulated_learning
 from dynaplan.simulation.best_static import BEST_STATIC, BestStatic, find_best_static
 from dynaplan.simulation.run import ClosedLoop, Policy, Result, StaticPolicy, simulate
 from dynaplan.simulation.simulated_service import ServiceSettings
@@ -378,7 +380,17 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
         before=_warm_up(planner),
         method=_library_forecasts(planner),
         own_policy=load_own_policy(planner),
+        learning=_learning(planner, model, options) if model else None,
     )
+
+
+def _learning(
+    planner: PlannerSettings, model: PerformanceModel, options: SimulateOptions
+) -> StepLearning | None:
+    """Return what learns the engines' steps; None where the planner has their own profile."""
+    if planner.profile_results_dir == SimOptions.from_options(options.engine).profile_name:
+        return None
+    return simulated_learning(model.service, is_needed=not has_profile(planner))
 
 
 def _warm_up(planner: PlannerSettings) -> list[IntervalLoad]:

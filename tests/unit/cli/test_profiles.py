@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dynaplan.cli.profiles import command
+from dynaplan.cli.simulate import command as simulate
 from dynaplan.engines.sim.profiles import load_profile
 from dynaplan.engines.timing_model.learnt_timing import LearntTiming, StepLine, describe
 from dynaplan.planner.learnt_files import LearntOf, learnt_dir, write_file
@@ -65,6 +66,33 @@ def test_an_exported_one_is_read_as_a_profile_with_the_learnt_times(tmp_path: Pa
         assert timing.decode_ms(batch, batch * context) == pytest.approx(learnt_ms, rel=0.03)
     for tokens in (64, 1000, 20_000):
         assert timing.prefill_ms(tokens) == pytest.approx(KNOWN.timing().prefill_ms(tokens), rel=0.001)
+
+
+@pytest.mark.parametrize("name", ["learnt", f"learnt:{NAME}"])
+def test_a_simulation_is_timed_by_what_was_learnt(name: str) -> None:
+    told = simulated("--profile", name)
+    assert f"The profile is {describe(KNOWN)}." in " ".join(told.split())
+
+
+def test_a_simulation_of_a_model_of_which_nothing_was_learnt_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"nothing was learnt of ant\.gguf"):
+        simulated("--profile", "learnt", "--VllmWorker.model=ant.gguf")
+
+
+def simulated(*words: str) -> str:
+    arguments = [
+        "--trace",
+        "poisson:rate=1,duration=20,isl=100,osl=10",
+        "--policy",
+        "static:1",
+        "--mode",
+        "agg",
+    ]
+    return (
+        CliRunner()
+        .invoke(simulate, [*arguments, *words], catch_exceptions=False, standalone_mode=False, obj=[])
+        .output
+    )
 
 
 def test_an_engine_that_does_not_tell_its_kv_cache_needs_its_size(tmp_path: Path) -> None:

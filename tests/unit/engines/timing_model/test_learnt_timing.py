@@ -45,6 +45,13 @@ def learnt(number: int, decode_ms: DecodeMs = TRUTH.decode_ms, factor: float = 1
     return learner
 
 
+def test_each_prompt_of_a_step_pays_for_its_beginning_and_the_step_once() -> None:
+    timing = LearntTiming(TRUTH, TRUTH).timing()
+    alone_ms = timing.step_ms(0, 0.0, [(0, 1000)], 1)
+    together_ms = timing.step_ms(0, 0.0, [(0, 1000), (0, 1000)], 2)
+    assert together_ms - alone_ms == pytest.approx(TRUTH.prompt_ms + 1000 * TRUTH.prompt_token_ms)
+
+
 @pytest.mark.parametrize("factor", [0.2, 0.7, 1.4, 3.0])
 def test_a_minute_teaches_the_step_whatever_was_thought_before(factor: float) -> None:
     known = learnt(60, factor=factor).known
