@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import psutil
@@ -24,6 +24,13 @@ from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
     from dynaplan.cli.model_needs import ModelNeeds
+    from dynaplan.graph.model import GraphSpec
+
+Config = Mapping[str, Mapping[str, Any]]
+"""The options of each section."""
+
+FIT_CONTEXT_TOKENS = 1000
+"""The context of each request when doctor says how many a model bears at once."""
 
 
 def _size(context: click.Context, parameter: click.Parameter, text: str) -> int:
@@ -376,8 +383,12 @@ def findings() -> Iterator[Finding]:
 
 def file_findings(file: str, overrides: Sequence[str], gpus: int | None, budget_bytes: int) -> list[Finding]:
     """Say which models of a file fit, or all for which ``serve`` would refuse it."""
+    from dynaplan.cli.model_needs import model_needs
+
     try:
-        return list(model_findings(read_model_needs(file, overrides, gpus, budget_bytes), file))
+        graph, config = _read_models_file(file, overrides, gpus)
+        found = model_needs(graph, config, gpus, budget_bytes)
+        return [*model_findings(found, file), *learnt_findings(config)]
     except UserError as error:
         errors = error.errors if isinstance(error, SeveralErrors) else (error,)
         return [Finding(Level.FAULT, Path(file).name, each.args[0], each.hint) for each in errors]
@@ -385,8 +396,14 @@ def file_findings(file: str, overrides: Sequence[str], gpus: int | None, budget_
 
 def read_model_needs(file: str, overrides: Sequence[str], gpus: int | None, budget_bytes: int) -> ModelNeeds:
     """Read what the models of a file need; raises ConfigError for a file without any."""
-    from dynaplan.cli.loading import load_deployment
     from dynaplan.cli.model_needs import model_needs
+
+    return model_needs(*_read_models_file(file, overrides, gpus), gpus, budget_bytes)
+
+
+def _read_models_file(file: str, overrides: Sequence[str], gpus: int | None) -> tuple[GraphSpec, Config]:
+    """Return the graph and the configuration of a file of models."""
+    from dynaplan.cli.loading import load_deployment
     from dynaplan.cli.serve import usable_gpus
 
     _, config, graph, _ = load_deployment(
@@ -395,7 +412,27 @@ def read_model_needs(file: str, overrides: Sequence[str], gpus: int | None, budg
     if not graph.on_demand:
         hint = "`dynaplan serve GRAPH -f FILE --dry-run` checks the configuration of a graph."
         raise ConfigError(f"{file} has no models that are loaded on request (no section Models)", hint=hint)
-    return model_needs(graph, config, gpus, budget_bytes)
+    return graph, config
+
+
+def learnt_findings(config: Config) -> Iterator[Finding]:
+    """Say how many requests at once each model bears within its ITL, where its steps were learnt."""
+    from dynaplan.cli.profiles import newest_learnt
+    from dynaplan.config.model_entries import planned_models, served_models
+    from dynaplan.config.planner import settings_of
+    from dynaplan.config.service_config import section_options
+    from dynaplan.graph.lifecycle import Role
+
+    planned = planned_models(config)
+    for each in served_models(config):
+        itl_ms = settings_of(planned.get(each.name, {})).targets().itl_ms
+        options = section_options(config, each.component)
+        if found := newest_learnt(options, Role.DECODE):
+            most = found.learnt.most_sequences(itl_ms, FIT_CONTEXT_TOKENS)
+            says = (
+                f"at ITL {itl_ms:g} ms it bears {most} at once, {FIT_CONTEXT_TOKENS:,} tokens of context each"
+            )
+            yield Finding(Level.OK, f"model {each.name}", f"{says} (error {found.learnt.error:.0%})")
 
 
 def model_findings(found: ModelNeeds, file: str) -> Iterator[Finding]:

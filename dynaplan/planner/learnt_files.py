@@ -1,8 +1,9 @@
 """What was learnt of engines, kept from one start to the next: ``~/.dynamo/learnt``, a file for each engine.
 
-A file holds what the times are of (engine and its version, model and the size of its file, options, machine,
-GPUs, role) and a ``LearntTiming``. An option that may change a step makes another file; those in
-``WITHOUT_EFFECT`` do not. The newest ``MAX_FILES`` stay. A file that cannot be read is as none.
+A file holds what the times are of (engine and its version, model and a digest, options, machine, GPUs, role)
+and a ``LearntTiming``. The digest is of the model file's place, size, time and head: the whole is never read.
+An option that may change a step makes another file; those in ``WITHOUT_EFFECT`` do not. The newest
+``MAX_FILES`` stay. A file that cannot be read is as none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.worker import engine_of
 from dynaplan.engines.machine_speed import Machine
+from dynaplan.engines.model_facts import read_facts
 from dynaplan.engines.registry import find_engine
 from dynaplan.engines.timing_model.learnt_timing import LearntTiming
 from dynaplan.util.documents import parse_object
@@ -43,7 +45,7 @@ class LearntOf:
     engine: str
     version: str
     model: str
-    model_bytes: int
+    model_digest: str
     options: Mapping[str, Any]
     machine: str
     gpus: float
@@ -73,9 +75,8 @@ def learnt_of(
     options = section_options(config, component)
     engine, model = engine_of(options), str(options.get("model") or "")
     kept = {key: value for key, value in options.items() if key not in WITHOUT_EFFECT and key != "model"}
-    path = Path(os.path.expanduser(model))
-    size = path.stat().st_size if model and path.is_file() else 0
-    return LearntOf(engine, _version(engine), model, size, kept, machine.name, gpus, role)
+    digest = read_facts(model, options).digest[:12]
+    return LearntOf(engine, _version(engine), model, digest, kept, machine.name, gpus, role)
 
 
 def _version(engine: str) -> str:

@@ -87,8 +87,8 @@ WORSE_SIDE = 1.5
 CURVE_PRIOR = 10.0
 """The weight, in equations, with which each point of the curve is drawn to 1."""
 
-STRAIGHT = 0.02
-"""Factors this near to 1 are no curve."""
+MOST_SEQUENCES = 1024
+"""At most so many are reckoned with where the engine does not tell its request slots."""
 
 MIN_SHARE = 1e-9
 
@@ -199,6 +199,13 @@ class LearntTiming:
         sequence_ms = max(line.sequence_ms, worse * self.prior.sequence_ms)
         kv_token_ms = max(line.kv_token_ms, worse * self.prior.kv_token_ms)
         return line_ms + sequence_ms * (sequences - known) + kv_token_ms * (kv_tokens - known_kv)
+
+    def most_sequences(self, itl_ms: float, context_tokens: float) -> int:
+        """Return the most sequences of that context that a step decodes within ``itl_ms``."""
+        most = self.request_slots or MOST_SEQUENCES
+        return next(
+            (n for n in range(most) if self.decode_ms(n + 1, (n + 1) * context_tokens) > itl_ms), most
+        )
 
     def timing(self) -> StepTiming:
         """Return it in the form of a profile: each prompt of a step pays F, the step a once."""
@@ -385,11 +392,10 @@ class StepLearner:
         point.ratios = point.ratios * fade + ratio
 
     def _curve(self) -> tuple[tuple[float, float], ...]:
-        curve = tuple(
+        return tuple(
             (point.batches / point.weight, (CURVE_PRIOR + point.ratios) / (CURVE_PRIOR + point.weight))
             for _, point in sorted(self._points.items())
         )
-        return curve if any(abs(factor - 1) > STRAIGHT for _, factor in curve) else ()
 
 
 def foretell_ms(learnt: LearntTiming, counts: StepCounts) -> float:

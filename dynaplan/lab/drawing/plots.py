@@ -38,10 +38,12 @@ LEGEND_LINE = 20
 
 @dataclass(frozen=True)
 class Curve:
-    """Named points (x, y), joined by straight lines in their order."""
+    """Named points (x, y), joined by straight lines in their order; either can be left out."""
 
     name: str
     points: Sequence[tuple[float, float]]
+    has_line: bool = True
+    has_marks: bool = True
 
 
 @dataclass(frozen=True)
@@ -108,18 +110,15 @@ def _axes(plot: Plot, area: _Area) -> Iterator[str]:
 def _curve(curve: Curve, index: int, area: _Area) -> Iterator[str]:
     places = [f"{area.x(x):.1f} {area.y(y):.1f}" for x, y in curve.points]
     colour = colour_class(index)
-    if len(places) > 1:
+    if len(places) > 1 and curve.has_line:
         yield f'<path class="line{colour}{_dashes(index)}" d="M{"L".join(places)}"/>'
-    for place in places:
+    for place in places if curve.has_marks else ():
         x, y = place.split()
         yield f'<circle class="mark{colour}" cx="{x}" cy="{y}" r="3.5"/>'
 
 
 def _legend(plot: Plot) -> Iterator[str]:
-    samples = [
-        (curve.name, f'<circle class="mark{colour_class(index)}" cx="0" cy="-4" r="4"/>')
-        for index, curve in enumerate(plot.curves)
-    ]
+    samples = [(curve.name, _sample(curve, index)) for index, curve in enumerate(plot.curves)]
     if plot.limit:
         samples.append((plot.limit[1], '<path class="limit" d="M0 -10V2"/>'))
     if plot.chosen:
@@ -127,6 +126,13 @@ def _legend(plot: Plot) -> Iterator[str]:
     for line, (name, sample) in enumerate(samples):
         place = f'transform="translate({RIGHT + 22} {TOP + 12 + LEGEND_LINE * line})"'
         yield f'<g {place}>{sample}<text x="14">{escape(name)}</text></g>'
+
+
+def _sample(curve: Curve, index: int) -> str:
+    colour = colour_class(index)
+    if curve.has_marks:
+        return f'<circle class="mark{colour}" cx="0" cy="-4" r="4"/>'
+    return f'<path class="line{colour}{_dashes(index)}" d="M-6 -4H6"/>'
 
 
 def _dashes(index: int) -> str:

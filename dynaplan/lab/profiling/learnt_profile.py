@@ -67,18 +67,27 @@ def _batches(learnt: LearntTiming, most: float) -> list[float]:
 
 
 def plot_of(learnt: LearntTiming, name: str) -> Plot:
-    """Return the time of a decode step by its sequences: as learnt, and as the prior has it."""
+    """Return the time of a decode step by its sequences: learnt, with its error, and as the prior has it."""
     most = max(8, round(2 * learnt.known_batch))
     batches = sorted({*map(float, range(1, most + 1)), *(batch for batch, _ in learnt.curve)})
     kv_tokens = [batch * DRAWN_CONTEXT_TOKENS for batch in batches]
     times = list(zip(batches, kv_tokens, strict=True))
+    learnt_ms = [(batch, learnt.decode_ms(batch, kv)) for batch, kv in times]
+    seen = {batch for batch, _ in learnt.curve}
     return Plot(
         f"{name}: a step with {DRAWN_CONTEXT_TOKENS:,} tokens of context for each sequence",
         "sequences in a step",
         "ms",
         [
-            Curve("learnt", [(batch, learnt.decode_ms(batch, kv)) for batch, kv in times]),
-            Curve("prior", [(batch, learnt.prior.decode_ms(batch, kv)) for batch, kv in times]),
+            Curve("learnt", learnt_ms, has_marks=False),
+            Curve("seen", [point for point in learnt_ms if point[0] in seen], has_line=False),
+            *(
+                Curve(f"{sign:+.0%}", [(batch, ms * (1 + sign)) for batch, ms in learnt_ms], has_marks=False)
+                for sign in (learnt.error, -learnt.error)
+            ),
+            Curve(
+                "prior", [(batch, learnt.prior.decode_ms(batch, kv)) for batch, kv in times], has_marks=False
+            ),
         ],
         limit=(learnt.largest_batch, "most that was seen"),
     )

@@ -18,9 +18,11 @@ from dynaplan.cli import doctor
 from dynaplan.cli.doctor import Finding, Level, command, page
 from dynaplan.contract.gpus import Gpu, GpuProcess, GpuUse
 from dynaplan.engines import requirements
+from dynaplan.engines.timing_model.learnt_timing import LearntTiming, StepLine
 from dynaplan.fleet import deployments, gpu_devices
 from dynaplan.fleet import servers as embedded
 from dynaplan.models.rules.memory import GB
+from dynaplan.planner.learnt_files import LearntOf, learnt_dir, write_file
 from dynaplan.util.errors import ConfigError, UserError
 
 FINDINGS = (
@@ -171,6 +173,23 @@ def test_models_are_read_as_serve_reads_them(tmp_path: Path) -> None:
     file.write_text("Planner: {policy: sla}")
     with pytest.raises(ConfigError, match="no section Models"):
         doctor.read_model_needs(str(file), [], 1, 0)
+
+
+def test_a_model_whose_steps_were_learnt_bears_so_many_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    line = StepLine(10.0, 1.0, 0.001, 0.1, 1.0)
+    of = LearntOf("sim", "1", "ant-8b", "", {}, "a box", 1, "decode")
+    write_file(learnt_dir({"HOME": str(tmp_path)}), of, LearntTiming(line, line, 0.04, largest_batch=16))
+    file = tmp_path / "models.yaml"
+    file.write_text("Models: {ant: {engine: sim, model: ant-8b, Planner: {policy: sla, itl: 30}}}")
+    (found,) = (
+        each
+        for each in doctor.file_findings(str(file), [], 1, 0)
+        if each.topic == "model ant" and "bears" in each.says
+    )
+    assert found.says.startswith("at ITL 30 ms it bears 10 at once")
 
 
 def test_the_findings_about_models_come_below_those_about_the_box(

@@ -19,7 +19,7 @@ LINE = StepLine(9.0, 0.2, 1e-4, 0.05, 2.0)
 KNOWN = LearntTiming(
     LINE, LINE, 0.04, 0.3, equations=60, steps=9253, largest_batch=8, kv_tokens=32_000, request_slots=16
 )
-KEPT = LearntOf("llamacpp", "1.0", "/models/tiny.gguf", 7, {"parallel": 8}, "a box", 1, "decode")
+KEPT = LearntOf("llamacpp", "1.0", "/models/tiny.gguf", "7ab1", {"parallel": 8}, "a box", 1, "decode")
 NAME = Path(KEPT.file_name).stem
 
 
@@ -53,7 +53,8 @@ def test_one_is_shown_by_the_beginning_of_its_name_and_drawn(tmp_path: Path) -> 
     shown = run("show", "llamacpp-tiny", "--svg", str(tmp_path / "step.svg"))
     assert describe(KNOWN) in shown
     assert "32,000 tokens" in shown
-    assert "most that was seen" in (tmp_path / "step.svg").read_text()
+    drawn = (tmp_path / "step.svg").read_text()
+    assert all(f">{name}</text>" in drawn for name in ("learnt", "seen", "+4%", "-4%", "most that was seen"))
 
 
 def test_an_exported_one_is_read_as_a_profile_with_the_learnt_times(tmp_path: Path) -> None:

@@ -95,6 +95,15 @@ def test_only_the_newest_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [found.of["options"]["parallel"] for found in list_files(tmp_path)] == [1, 2]
 
 
+def test_another_file_under_the_same_name_is_another_model(tmp_path: Path) -> None:
+    model = tmp_path / "tiny.gguf"
+    names = set()
+    for text in (b"one", b"other"):
+        model.write_bytes(text)
+        names.add(of(model=str(model)).file_name)
+    assert len(names) == 2
+
+
 def test_a_file_that_cannot_be_read_counts_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     assert read_file(tmp_path / "broken.json") is None

@@ -52,7 +52,7 @@ def test_the_sections_that_the_frontends_read_are_read_in_their_order(graph):
     ).routing()
 
     assert routing["routing"] == SimulatedRouting("kv", 2.0)
-    assert routing["disaggregation"] == DisaggregationSettings(True, True, 700, 5)
+    assert routing["disaggregation"] == DisaggregationSettings(True, True, 700, max_prefill_queue_size=5)
     assert routing["max_waiting_requests"] == 50, "of both frontends together"
 
 
