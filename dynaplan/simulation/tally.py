@@ -43,18 +43,11 @@ class Tally(Protocol):
 class OutcomeAndMeter:
     """The tally of a simulation that somebody reads: against the SLO, and as frontends would export it."""
 
-    __slots__ = ("_meter", "_outcome")
+    __slots__ = ("_meter", "_outcome", "arrived", "first_token")
 
     def __init__(self, outcome: Outcome, meter: TrafficMeter) -> None:
         self._outcome, self._meter = outcome, meter
-
-    def arrived(self) -> None:
-        """Count a request that is taken."""
-        self._meter.arrived()
-
-    def first_token(self, ttft_s: float) -> None:
-        """Count the time to a first token."""
-        self._meter.first_token(ttft_s)
+        self.arrived, self.first_token = meter.arrived, meter.first_token
 
     def answered(
         self,
