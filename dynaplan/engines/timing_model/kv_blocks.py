@@ -125,7 +125,7 @@ class KvBlocks:
             raise ValueError(f"{count} KV blocks asked for, {self.free} free")
         self.used += count
         listener = self._listener
-        while len(self._idle) > self.total - self.used:
+        while self._idle and len(self._idle) > self.total - self.used:
             block, _ = self._idle.popitem(last=False)
             del self._users[block]
             if listener is not None:

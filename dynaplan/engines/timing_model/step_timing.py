@@ -164,10 +164,7 @@ class _Surface:
         self._max_kv_tokens = max_kv_tokens
         self._contexts = sorted(set(contexts))
         points = sorted(zip(contexts, usages, itls, strict=True))
-        self._rows = [
-            ([u for c, u, _ in points if c == context], [itl for c, _, itl in points if c == context])
-            for context in self._contexts
-        ]
+        self._rows = [_row([each[1:] for each in points if each[0] == context]) for context in self._contexts]
 
     def __call__(self, decodes: int, kv_tokens: float) -> float:
         usage = kv_tokens / self._max_kv_tokens
@@ -183,13 +180,20 @@ class _Surface:
         return below_ms + (context - low) / (high - low) * (_on_row(rows[above], usage) - below_ms)
 
 
-def _on_row(row: tuple[list[float], list[float]], x: float) -> float:
+_Row = tuple[list[float], list[float]]
+"""Places, ascending and ending with infinity, and the values there."""
+
+
+def _row(points: Sequence[tuple[float, float]]) -> _Row:
+    """Return a row of these points, whose last value goes on for ever."""
+    return [*(x for x, _ in points), math.inf], [*(y for _, y in points), points[-1][1]]
+
+
+def _on_row(row: _Row, x: float) -> float:
     xs, ys = row
     index = bisect_right(xs, x)
     if index == 0:
         return ys[0]
-    if index == len(xs):
-        return ys[-1]
     x0, y0 = xs[index - 1], ys[index - 1]
     return y0 + (x - x0) / (xs[index] - x0) * (ys[index] - y0)
 
