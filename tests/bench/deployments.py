@@ -23,11 +23,7 @@ def serving(graph: str, config: str, *options: str, wait: bool = True) -> Iterat
         tempfile.TemporaryDirectory(prefix="dynaplan-bench-") as directory,
         Deployment(Path(directory), graph, config, *options) as deployment,
     ):
-        if wait:
-            deployment.start()
-        else:
-            deployment.spawn()
-        yield deployment
+        yield deployment.start() if wait else deployment.spawn()
 
 
 def tree(deployment: Deployment) -> list[psutil.Process]:

@@ -67,13 +67,12 @@ class Deployment:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> Deployment:
+    def start(self) -> Self:
         """Start it; return when every worker of the graph is ready."""
-        self.spawn()
-        self.wait_ready()
+        self.spawn().wait_ready()
         return self
 
-    def spawn(self) -> None:
+    def spawn(self) -> Self:
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 self.command,
@@ -82,6 +81,7 @@ class Deployment:
                 stdout=output if self.prints_to is None else self.prints_to,
                 stderr=subprocess.STDOUT,
             )
+        return self
 
     def wait_ready(self, timeout_s: float = 2 * PATIENCE_S) -> None:
         def ready() -> bool:
@@ -222,11 +222,7 @@ def deploy(tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
     def start(*arguments: Any, wait: bool = True, **keywords: Any) -> Deployment:
         deployment = Deployment(tmp_path, *arguments, **keywords)
         deployments.append(deployment)
-        if wait:
-            deployment.start()
-        else:
-            deployment.spawn()
-        return deployment
+        return deployment.start() if wait else deployment.spawn()
 
     yield start
     for deployment in deployments:

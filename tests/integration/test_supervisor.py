@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,65 +17,25 @@ import pytest
 from dynaplan.contract.store_keys import DesiredCounts, planner_prefix
 from dynaplan.store.etcd import EtcdStore
 from dynaplan.store.model import Transaction
+from tests.e2e.deployment import Deployment
 from tests.fakes.polling import PATIENCE_S, eventually, wait_until
 from tests.fakes.processes import freeze
 from tests.fakes.servers import Server
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 
-
-class Plain:
+class Plain(Deployment):
     """One ``serve`` of the plain graph."""
 
     def __init__(
         self,
         directory: Path,
-        runtime: Path,
         *arguments: str,
         namespace: str = "plain",
         environment: dict[str, str] | None = None,
     ) -> None:
-        self.directory, self.namespace = directory, namespace
-        self.environment = {
-            **os.environ,
-            "HOME": str(directory),
-            "DYN_LOCAL_STATE_DIR": str(directory / "state"),
-            "DYNAPLAN_NODE_DIR": str(directory / "node"),
-            "DYNAPLAN_MEMORY_DIR": str(directory),
-            "XDG_RUNTIME_DIR": str(runtime),
-            **(environment or {}),
-        }
-        self.runtime = runtime
-        self.output = directory / f"{namespace}-{time.monotonic_ns()}.txt"
-        command = [sys.executable, "-m", "tests.fakes.serve_plain", f"namespace={namespace}", *arguments]
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                command, cwd=REPOSITORY, env=self.environment, stdout=output, stderr=subprocess.STDOUT
-            )
+        super().__init__(directory, namespace=namespace, environment=environment)
+        self.command = [sys.executable, "-m", "tests.fakes.serve_plain", f"namespace={namespace}", *arguments]
         self.everybody: set[psutil.Process] = set()
-
-    @property
-    def text(self) -> str:
-        return self.output.read_text(errors="replace")
-
-    @property
-    def statefile(self) -> Path:
-        return self.directory / "state" / f"{self.namespace}.json"
-
-    def document(self) -> dict[str, Any]:
-        """The statefile; empty when there is none, or the test's own torn one."""
-        try:
-            return dict(json.loads(self.statefile.read_text()))
-        except (FileNotFoundError, ValueError):
-            return {}
-
-    def workers(self, component: str = "") -> dict[str, dict[str, Any]]:
-        entries = self.document().get("components", {})
-        return {
-            name: entry
-            for name, entry in entries.items()
-            if entry["state"] != "stopped" and component in ("", entry["component"])
-        }
 
     def pids(self) -> dict[str, int]:
         return {name: entry["pid"] for name, entry in self.workers().items()}
@@ -101,17 +58,11 @@ class Plain:
         return Path(psutil.Process(self.pids()["plain_VllmWorker"]).environ()["DYNAPLAN_SCRATCH_DIR"])
 
     def is_ready(self) -> bool:
-        assert self.process.poll() is None, self.text
         states = self.states()
         return bool(states) and set(states) == {"ready"}
 
-    def wait_ready(self) -> Plain:
-        wait_until(self.is_ready)
-        wait_until(lambda: "Ready after" in self.text)
-        return self
-
     def children(self) -> list[psutil.Process]:
-        children = psutil.Process(self.process.pid).children(recursive=True)
+        children = super().children()
         self.everybody.update(children)
         return children
 
@@ -120,13 +71,13 @@ class Plain:
 
     def circusctl(self, *arguments: str) -> str:
         command = [str(Path(sys.executable).with_name("circusctl"))]
-        command += ["--endpoint", self.document()["circus_endpoint"], *arguments]
+        command += ["--endpoint", self.statefile()["circus_endpoint"], *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def store(self) -> EtcdStore:
-        return EtcdStore.from_environment({"ETCD_ENDPOINTS": self.document()["addresses"]["etcd"]})
+        return EtcdStore.from_environment({"ETCD_ENDPOINTS": self.statefile()["addresses"]["etcd"]})
 
     def left(self) -> list[psutil.Process]:
         return [
@@ -135,15 +86,22 @@ class Plain:
 
     def stop(self, timeout_s: float = PATIENCE_S) -> int:
         self.children()
-        self.process.send_signal(signal.SIGINT)
+        return super().stop(timeout_s)
+
+    @property
+    def pid(self) -> int:
+        assert self.process
+        return self.process.pid
+
+    def ended(self, timeout_s: float = PATIENCE_S) -> int:
+        """The exit code, when it has ended."""
+        assert self.process
         return self.process.wait(timeout_s)
 
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.children()
-            self.process.kill()
-            self.process.wait()
-        wait_until(lambda: not self.left(), 6)
+    def kill(self) -> None:
+        self.children()
+        os.kill(self.pid, signal.SIGKILL)
+        self.ended()
 
 
 def command_line(process: psutil.Process) -> str:
@@ -175,17 +133,17 @@ Start = Callable[..., Plain]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    runtime = Path(tempfile.mkdtemp(prefix="dp-", dir="/tmp"))
     running: list[Plain] = []
 
-    def begin(*arguments: str, **keywords: Any) -> Plain:
-        running.append(Plain(tmp_path, runtime, *arguments, **keywords))
-        return running[-1]
+    def begin(*arguments: str, wait: bool = True, **keywords: Any) -> Plain:
+        running.append(made := Plain(tmp_path, *arguments, **keywords))
+        return made.start() if wait else made.spawn()
 
     yield begin
     for each in running:
+        if each.process and each.process.poll() is None:
+            each.kill()  # what it leaves to do in order is tested where that is the rule
         each.close()
-    shutil.rmtree(runtime, ignore_errors=True)
 
 
 async def decide(plain: Plain, **counts: int) -> int:
@@ -221,7 +179,7 @@ async def wait_carried_out(plain: Plain, decision_id: int) -> bool:
 
 
 async def test_decisions_scale_up_and_down_and_are_acknowledged(start: Start) -> None:
-    plain = start().wait_ready()
+    plain = start()
     decision = await decide(plain, decode=3, prefill=2)
     await eventually(lambda: wait_carried_out(plain, decision))
     assert plain.states("VllmWorker") == ["ready"] * 3
@@ -232,7 +190,7 @@ async def test_decisions_scale_up_and_down_and_are_acknowledged(start: Start) ->
     await eventually(lambda: wait_carried_out(plain, decision))
     await eventually(lambda: plain.gpus() == [0])
     assert set(plain.workers()) == {"plain_Entry", "plain_VllmWorker"}
-    assert plain.document()["components"]["plain_PrefillWorker"]["state"] == "stopped"
+    assert plain.statefile()["components"]["plain_PrefillWorker"]["state"] == "stopped"
     assert "killed" not in plain.text
     await eventually(lambda: "plain_vllmworker_1" not in plain.circusctl("list").lower())
 
@@ -242,7 +200,7 @@ async def test_decisions_scale_up_and_down_and_are_acknowledged(start: Start) ->
 
 
 async def test_a_killed_worker_comes_back_with_its_gpus(start: Start) -> None:
-    plain = start().wait_ready()
+    plain = start()
     before = plain.workers()["plain_VllmWorker"]
     os.kill(before["pid"], signal.SIGKILL)
     wait_until(lambda: plain.is_ready() and plain.pids()["plain_VllmWorker"] != before["pid"])
@@ -255,7 +213,7 @@ async def test_a_killed_worker_comes_back_with_its_gpus(start: Start) -> None:
 
 
 async def test_a_worker_whose_lease_is_revoked_by_others_is_replaced(start: Start) -> None:
-    plain = start().wait_ready()
+    plain = start()
     before = plain.workers()["plain_VllmWorker"]
     store = plain.store()
     await store.revoke(before["lease"])
@@ -264,7 +222,7 @@ async def test_a_worker_whose_lease_is_revoked_by_others_is_replaced(start: Star
 
 
 async def test_a_killed_plugin_finishes_what_was_begun(start: Start) -> None:
-    plain = start().wait_ready()
+    plain = start()
     pids = plain.pids()
     decision = await decide(plain, decode=2)
     wait_until(lambda: plain.states("VllmWorker") != ["ready"], interval_s=0.001)
@@ -282,7 +240,7 @@ async def test_a_killed_plugin_finishes_what_was_begun(start: Start) -> None:
 
 
 async def test_a_killed_etcd_comes_back_and_no_worker_is_restarted(start: Start) -> None:
-    plain = start().wait_ready()
+    plain = start()
     pids = plain.pids()
     old = next(child for child in plain.children() if name_of(child) == "etcd")
     old.kill()
@@ -305,14 +263,13 @@ async def test_a_killed_etcd_comes_back_and_no_worker_is_restarted(start: Start)
 async def test_what_engines_and_their_files_are_left_by_a_killed_serve_the_next_one_ends(
     start: Start,
 ) -> None:
-    plain = start("engine=1").wait_ready()
+    plain = start("engine=1")
     engines, scratch = plain.engines(), plain.scratch
     assert engines
-    plain.process.kill()
-    plain.process.wait()
+    plain.kill()
     wait_until(lambda: set(plain.left()) <= {*engines, *children_of(engines)}, 5)
     assert scratch.exists()
-    again = start().wait_ready()
+    again = start()
     assert "killed plain_VllmWorker (session" in again.text
     wait_until(lambda: not plain.left())
     assert again.scratch == scratch
@@ -321,25 +278,25 @@ async def test_what_engines_and_their_files_are_left_by_a_killed_serve_the_next_
 
 
 async def test_a_second_serve_of_the_namespace_is_refused(start: Start) -> None:
-    plain = start().wait_ready()
-    second = start()
-    assert second.process.wait(PATIENCE_S) == 2
-    assert f"already running here (pid {plain.process.pid})" in second.text
+    plain = start()
+    second = start(wait=False)
+    assert second.ended() == 2
+    assert f"already running here (pid {plain.pid})" in second.text
     assert plain.is_ready()
 
 
 async def test_two_namespaces_share_the_gpus(start: Start) -> None:
-    one = start("gpus=4").wait_ready()
-    other = start("gpus=4", namespace="other").wait_ready()
+    one = start("gpus=4")
+    other = start("gpus=4", namespace="other")
     assert one.gpus() == [0, 1]
     assert other.gpus() == [2, 3]
-    third = start("gpus=4", namespace="third")
-    assert third.process.wait(PATIENCE_S) == 2
+    third = start("gpus=4", namespace="third", wait=False)
+    assert third.ended() == 2
     assert "does not fit" in third.text
 
 
 async def test_a_worker_that_can_never_start_fails_with_its_reason(start: Start) -> None:
-    plain = start("never=1")
+    plain = start("never=1", wait=False)
     wait_until(lambda: plain.states("VllmWorker") == ["failed"])
     wait_until(lambda: "plain_VllmWorker has failed" in plain.text)
     assert "the reason is in the log" in plain.text
@@ -349,7 +306,7 @@ async def test_a_worker_that_can_never_start_fails_with_its_reason(start: Start)
 
 
 async def test_a_stopped_worker_cannot_hold_up_scaling_down(start: Start) -> None:
-    plain = start("drain=1", "decode=2").wait_ready()
+    plain = start("drain=1", "decode=2")
     freeze(plain.pids()["plain_VllmWorker_1"])
     await decide(plain, decode=1)
     await eventually(lambda: "plain_VllmWorker_1" not in plain.workers())
@@ -359,9 +316,9 @@ async def test_a_stopped_worker_cannot_hold_up_scaling_down(start: Start) -> Non
 
 @pytest.mark.slow
 async def test_sighup_does_not_hurt_and_circusctl_works(start: Start) -> None:
-    plain = start().wait_ready()
+    plain = start()
     pids = plain.pids()
-    plain.process.send_signal(signal.SIGHUP)
+    os.kill(plain.pid, signal.SIGHUP)
     assert "plain_vllmworker: active" in plain.circusctl("status").lower()
     assert "plain_vllmworker" in plain.circusctl("list").lower()
     assert plain.circusctl("numprocesses").strip() == "6"
@@ -370,13 +327,13 @@ async def test_sighup_does_not_hurt_and_circusctl_works(start: Start) -> None:
     assert plain.pids() == pids
     plain.children()
     plain.circusctl("quit")
-    assert plain.process.wait(10) == 0
+    assert plain.ended(10) == 0
     assert plain.left() == []
-    assert not plain.statefile.exists()
+    assert not plain.statefile_path.exists()
 
 
 async def test_the_processes_of_an_engine_and_its_files_end_with_its_worker(start: Start) -> None:
-    plain = start("engine=1", "decode=2").wait_ready()
+    plain = start("engine=1", "decode=2")
     scratch = plain.scratch
     before = set(plain.engines())
     assert len(before) == 4
@@ -396,7 +353,7 @@ async def test_the_processes_of_an_engine_and_its_files_end_with_its_worker(star
 
 @pytest.mark.slow
 async def test_a_worker_that_stands_still_is_replaced(start: Start) -> None:
-    plain = start("engine=1", "decode=2", "hang=1").wait_ready()
+    plain = start("engine=1", "decode=2", "hang=1")
     before = plain.pids()
     freeze(before["plain_VllmWorker_1"])
     wait_until(
@@ -413,7 +370,7 @@ async def test_a_worker_that_stands_still_is_replaced(start: Start) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "scale"])
 async def test_a_worker_that_still_loads_holds_nobody_up(start: Start, how: str) -> None:
-    plain = start("loads=1", "drain=20")
+    plain = start("loads=1", "drain=20", wait=False)
     wait_until(lambda: plain.states() == ["ready", "ready", "starting"], 20)
     begun_s = time.monotonic()
     if how == "stop":
@@ -430,7 +387,7 @@ async def test_servers_that_the_environment_names_are_used_and_left_clean(
     etcd: Server,
     nats: Server,
 ) -> None:
-    plain = start(environment={**etcd.environment, **nats.environment}).wait_ready()
+    plain = start(environment={**etcd.environment, **nats.environment})
     assert not {"etcd", "nats-server"} & {child.name() for child in plain.children()}
     await eventually(lambda: wait_carried_out(plain, 0))
     store = EtcdStore.from_environment(etcd.environment)
@@ -441,6 +398,6 @@ async def test_servers_that_the_environment_names_are_used_and_left_clean(
 
 
 async def test_circus_on_tcp_takes_commands(start: Start) -> None:
-    plain = start("tcp=1").wait_ready()
-    assert plain.document()["circus_endpoint"].startswith("tcp://127.0.0.1:")
+    plain = start("tcp=1")
+    assert plain.statefile()["circus_endpoint"].startswith("tcp://127.0.0.1:")
     assert "plain_vllmworker: active" in plain.circusctl("status").lower()
