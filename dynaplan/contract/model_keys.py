@@ -181,11 +181,13 @@ class Refusal:
     retry_after_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PoolReport:
-    """The prefill workers of a model as the fleet plugin reports them.
+    """Workers of a model of one role, as the fleet plugin reports them.
 
-    The fields are those of a ``ModelReport``, which has them of the decode workers.
+    ``workers`` are their numbers by state, as ``counts.WorkerCounts`` has them, at most ``max_workers``. Each
+    has ``gpus_each`` GPUs and takes ``memory_bytes`` of each of them. ``load_s`` is the usual time of a load,
+    0 if unknown. ``planned_workers`` is the number that a planner asks for, None without one.
     """
 
     workers: Mapping[str, int] = field(default_factory=dict)
@@ -197,32 +199,22 @@ class PoolReport:
 
 
 @dataclass(frozen=True)
-class ModelReport:
-    """One model as the fleet plugin reports it.
+class ModelReport(PoolReport):
+    """One model as the fleet plugin reports it, with its decode workers; ``prefill`` are others, if any.
 
-    ``state`` is the value of a ``dynaplan.models.model.ModelState``, entered at ``since_unix_s``. ``load_s``
-    is the usual time of a load, 0 if unknown. ``why`` is the reason of the last decision about the model.
-    ``workers`` are the numbers of its workers by state, as ``counts.WorkerCounts`` has them, at most
-    ``max_workers``. Each has ``gpus_each`` GPUs and takes ``memory_bytes`` of each of them; ``gpus`` are the
-    indices of all that its workers have. ``planned_workers`` is the number that its planner asks for, None
-    for a model that is scaled by requests. ``prefill`` is None unless the model is disaggregated.
-    ``last_lines`` are the last lines of the log of one that has failed.
+    ``state`` is the value of a ``dynaplan.models.model.ModelState``, entered at ``since_unix_s``. ``why`` is
+    the reason of the last decision about the model. ``gpus`` are the indices of all that its decode workers
+    have. ``last_lines`` are the last lines of the log of one that has failed.
     """
 
     component: str
     state: str
     since_unix_s: float = 0.0
-    load_s: float = 0.0
     why: str = ""
     is_pinned: bool = False
-    memory_bytes: int = 0
     gpus: tuple[int, ...] = ()
     leaves_unix_s: float = 0.0
     refusal: Refusal | None = None
-    workers: Mapping[str, int] = field(default_factory=dict)
-    gpus_each: float = 0.0
-    planned_workers: int | None = None
-    max_workers: int = 1
     prefill: PoolReport | None = None
     last_lines: str = ""
 
@@ -330,15 +322,12 @@ def reports_in(fleet: Mapping[str, Any]) -> dict[str, ModelReport]:
 
 def _report(document: Mapping[str, Any]) -> ModelReport:
     refusal, prefill = object_field(document, "refusal", {}), object_field(document, "prefill", {})
-    pool = _pool(document)
     return ModelReport(
         text_field(document, "component"),
         text_field(document, "state"),
         number_field(document, "since_unix_s", 0.0),
-        pool.load_s,
         text_field(document, "why", ""),
         bool(document.get("is_pinned")),
-        pool.memory_bytes,
         tuple(each for each in document.get("gpus", ()) if isinstance(each, int)),
         number_field(document, "leaves_unix_s", 0.0),
         Refusal(
@@ -349,22 +338,20 @@ def _report(document: Mapping[str, Any]) -> ModelReport:
         )
         if refusal
         else None,
-        pool.workers,
-        pool.gpus_each,
-        pool.planned_workers,
-        pool.max_workers,
-        _pool(prefill) if prefill else None,
+        PoolReport(**_pool(prefill)) if prefill else None,
         text_field(document, "last_lines", ""),
+        **_pool(document),
     )
 
 
-def _pool(document: Mapping[str, Any]) -> PoolReport:
-    workers = object_field(document, "workers", {})
-    return PoolReport(
-        {state: whole_field(workers, state) for state in workers},
-        whole_field(document, "max_workers", 1),
-        number_field(document, "gpus_each", 0.0),
-        number_field(document, "load_s", 0.0),
-        whole_field(document, "memory_bytes", 0),
-        document["planned_workers"] if isinstance(document.get("planned_workers"), int) else None,
-    )
+def _pool(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a ``PoolReport``."""
+    workers, planned = object_field(document, "workers", {}), document.get("planned_workers")
+    return {
+        "workers": {state: whole_field(workers, state) for state in workers},
+        "max_workers": whole_field(document, "max_workers", 1),
+        "gpus_each": number_field(document, "gpus_each", 0.0),
+        "load_s": number_field(document, "load_s", 0.0),
+        "memory_bytes": whole_field(document, "memory_bytes", 0),
+        "planned_workers": planned if isinstance(planned, int) else None,
+    }

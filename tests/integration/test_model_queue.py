@@ -312,7 +312,7 @@ async def test_a_client_with_a_stream_hears_of_the_load_in_comments_and_then_get
 ) -> None:
     monkeypatch.setattr(timing, "FIRST_COMMENT_S", 0.0)
     async with serving() as here:
-        await publish(here, ModelReport("VllmWorker", "loading", 1.0, 41.0))
+        await publish(here, ModelReport("VllmWorker", "loading", 1.0, load_s=41.0))
         async with here.client.post(
             here.url + "/v1/chat/completions",
             json={"model": "ant", "stream": True, "messages": [{"role": "user", "content": "a"}]},

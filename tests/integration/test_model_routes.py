@@ -31,7 +31,7 @@ async def serving(**options: Any) -> AsyncIterator[Stage]:
 
 async def report(here: Stage, state: str) -> None:
     """The fleet plugin publishes that ``ant`` is in that state, and the frontend has heard of it."""
-    document = {"roles": {}, "models": {"ant": ModelReport("VllmWorker", state, 1.0, 2.0).to_json()}}
+    document = {"roles": {}, "models": {"ant": ModelReport("VllmWorker", state, 1.0, load_s=2.0).to_json()}}
     await here.store.put(fleet_key("ns"), json.dumps(document))
 
     async def is_known() -> bool:

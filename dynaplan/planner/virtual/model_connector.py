@@ -17,7 +17,6 @@ from dynaplan.contract.counts import FleetCounts, WorkerCounts
 from dynaplan.contract.holds import RoleHolds
 from dynaplan.contract.model_keys import (
     MODEL_WORKERS,
-    ModelReport,
     PoolReport,
     planned_workers_in,
     planned_workers_text,
@@ -111,7 +110,7 @@ class ModelConnector:
         raise TemporaryError("other planners write their numbers of workers all the time")
 
 
-def _counts(pool: ModelReport | PoolReport) -> WorkerCounts:
+def _counts(pool: PoolReport) -> WorkerCounts:
     counts = {**pool.workers, "gpus": pool.gpus_each, "startup_s": pool.load_s}
     return WorkerCounts.from_json(counts)
 

@@ -47,11 +47,28 @@ def test_orders_of_another_form_raise(text: str) -> None:
 
 
 def test_reports_survive_the_published_document() -> None:
-    report = ModelReport("a", "loading", 10.0, 4.0, "why", True, 5, (0,), 0.0, Refusal(409, "pinned", 99.0))
+    report = ModelReport(
+        "a",
+        "loading",
+        10.0,
+        "why",
+        True,
+        (0,),
+        refusal=Refusal(409, "pinned", 99.0),
+        load_s=4.0,
+        memory_bytes=5,
+    )
     assert reports_in({"models": {"a": report.to_json(), "b": 3}}) == {"a": report}
 
 
 def test_what_is_reported_of_prefill_workers_survives_too() -> None:
-    prefill = PoolReport({"ready": 2, "draining": 1}, 3, 1.0, 4.5, 7, 2)
+    prefill = PoolReport(
+        workers={"ready": 2, "draining": 1},
+        max_workers=3,
+        gpus_each=1.0,
+        load_s=4.5,
+        memory_bytes=7,
+        planned_workers=2,
+    )
     report = ModelReport("a", "ready", prefill=prefill)
     assert reports_in({"models": {"a": report.to_json()}}) == {"a": report}

@@ -112,7 +112,7 @@ async def test_persons_hold_no_model_and_its_components_are_those_that_registere
 
 async def test_a_disaggregated_model_has_two_pools_and_a_number_wanted_of_each() -> None:
     box = Box()
-    prefill = PoolReport({"ready": 1, "starting": 1}, 4, 2.0, 9.0)
+    prefill = PoolReport(workers={"ready": 1, "starting": 1}, max_workers=4, gpus_each=2.0, load_s=9.0)
     report = ModelReport("ant", "ready", load_s=4.0, workers={"ready": 1}, gpus_each=1.0, prefill=prefill)
     document = {"roles": {}, "gpus_total": 8, "models": {"ant": report.to_json()}}
     await box.store.put(fleet_key("ns"), json.dumps(document))
