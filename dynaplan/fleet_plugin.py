@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dynaplan.contract.hook_events import DecisionEventSource
 from dynaplan.fleet.plugin.plugin import ReconcilerPlugin
+from dynaplan.planner.recorders.decision_log import all_recent_records
 
 RECORDS_OF_A_POLL = 10
 """The planner's last records in which one poll finds its events: more than a planner writes meanwhile."""
@@ -18,6 +19,5 @@ class FleetPlugin(ReconcilerPlugin):
     def decision_events(self, planner_dir: Path) -> DecisionEventSource:
         """Return the events among the decisions that planners have recorded there."""
         from dynaplan.planner.decision_events import RecordedDecisionEvents  # much, for those who have a hook
-        from dynaplan.planner.recorders.decision_log import all_recent_records
 
         return RecordedDecisionEvents(partial(all_recent_records, planner_dir, RECORDS_OF_A_POLL))

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.lab.simulate.options import SimulateOptions
     from dynaplan.lab.simulate.policy_runs import Trace
-    from dynaplan.simulation.outcome import Slo
-    from dynaplan.simulation.run import ClosedLoop, Result
 
 CLIENTS, FOR_S = 12, 60.0
 """The default load: clients, and the seconds in which they send."""

@@ -42,7 +42,10 @@ from dynaplan.config.settings.worker import (
     WorkerSettings,
     engine_of,
 )
+from dynaplan.planner.virtual.orchestrator import Orchestrator
+from dynaplan.process.logfile import configure_logging
 from dynaplan.process.signals import on_signals
+from dynaplan.runtime import connect
 from dynaplan.util.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -221,7 +224,6 @@ def planner(ctx: click.Context) -> None:
     plans for a cluster, with the credentials of its pod or of KUBECONFIG.
     """
     from dynaplan.planner.assembly import run_planner
-    from dynaplan.process.logfile import configure_logging
 
     section = sections_of(ctx.obj, ["Planner"])["Planner"]
     settings = PlannerSettings.from_options({**section, **known_flags(ctx)})
@@ -265,7 +267,6 @@ def orchestrate(namespace: str | None, token_file: Path | None, shell_command: s
       --exec 'kubectl scale deploy/decode --replicas=$NUM_DECODE_WORKERS'
     """
     from dynaplan.cli.join import join
-    from dynaplan.process.logfile import configure_logging
 
     environment = dict(os.environ)  # as it is before joining, which adds the deployment's secrets
     joined = join(namespace, token_file)
@@ -291,8 +292,6 @@ def check_carried_out_here(found: RunningDeployment) -> None:
 
 async def _orchestrate(namespace: str, command: str, environment: dict[str, str], once: bool) -> None:
     from dynaplan.planner.virtual.client import VirtualConnectorClient
-    from dynaplan.planner.virtual.orchestrator import Orchestrator
-    from dynaplan.runtime import connect
 
     async with connect(namespace) as runtime:
         orchestrator = Orchestrator(VirtualConnectorClient(runtime), command, environment)

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import psutil
 
+from dynaplan import __version__
 from dynaplan.cli.options import config_file_option, json_option
 from dynaplan.cli.service_options import GRAPH_OF_MODELS, ServiceOptionsCommand
+from dynaplan.process.memory import box_memory
 from dynaplan.util import screen
 from dynaplan.util.errors import ConfigError, DynaplanError, SeveralErrors, UserError
 from dynaplan.util.tables import fold
@@ -138,8 +140,6 @@ MIN_MEMORY_BYTES = 2 * 10**9
 
 def python() -> Iterator[Finding]:
     """Check Python and the system."""
-    from dynaplan import __version__
-
     version = ".".join(map(str, sys.version_info[:3]))
     says = f"dynaplan {__version__}, Python {version} at {sys.executable}"
     if sys.platform == "linux":
@@ -307,9 +307,6 @@ def limits() -> Iterator[Finding]:
 
 def memory() -> Iterator[Finding]:
     """Check the memory that processes may use."""
-
-    from dynaplan.process.memory import box_memory
-
     box = box_memory()
     available, total = box.available_bytes / GB, box.total_bytes / GB
     says = f"{available:.1f} of {total:.1f} GB available, {psutil.cpu_count()} CPUs"

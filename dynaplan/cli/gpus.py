@@ -22,10 +22,14 @@ from dynaplan.cli.scale_counts import change_entries, current_entries
 from dynaplan.contract.gpu_standing import SET_APART, GpuStanding, GpuStandings
 from dynaplan.contract.gpus import GB, Gpu, GpuActivity, GpuUse
 from dynaplan.contract.holds import MAX_GPU_INDEX, RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.fleet.gpu_claims import NodeClaims
+from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
+from dynaplan.fleet.plugin.gpu_availability import GpuClaims
 from dynaplan.fleet.rules.statefile import inventory_of, planner_keys_of
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Worker
 from dynaplan.process import process_table
 from dynaplan.process.port_holders import user_name
+from dynaplan.store import connections
 from dynaplan.util import screen
 from dynaplan.util.durations import local_time
 from dynaplan.util.errors import ConfigError, DeploymentError
@@ -104,8 +108,6 @@ def command(namespace: str | None, as_json: bool, retire: int | None, readmit: i
 async def _change_standing(
     found: RunningDeployment, index: int, *, is_readmitted: bool, is_sure: bool
 ) -> None:
-    from dynaplan.store import connections
-
     def change(now: GpuStandings) -> GpuStandings:
         standing = now.by_gpu.get(index)
         if is_readmitted:
@@ -131,8 +133,6 @@ async def _change_standing(
 
 def read_gpus(running: Sequence[RunningDeployment]) -> list[BoxGpu]:
     """Read every GPU of the box that may be seen from here, and who has it."""
-    from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
-
     gpus = box_gpus(running[0] if running else None)
     uses, activities = uses_reader(gpus)(), activity_reader(gpus)()
     of_workers: dict[int, list[GpuHolder]] = {}
@@ -210,9 +210,6 @@ def _loans(running: Iterable[RunningDeployment]) -> dict[int, list[GpuHolder]]:
 
 def _claimed(running: Sequence[RunningDeployment], gpus: Sequence[Gpu]) -> dict[int, str]:
     """Return the GPUs that others than these deployments have claimed: index -> who."""
-    from dynaplan.fleet.gpu_claims import NodeClaims
-    from dynaplan.fleet.plugin.gpu_availability import GpuClaims
-
     arbiters = [(each.arbiter, each.namespace) for each in running]
     arbiters = arbiters or [(process_table.identity_of(os.getpid()), "run")]
     of_others = [GpuClaims(NodeClaims(*each), gpus).held_by_others() for each in arbiters]

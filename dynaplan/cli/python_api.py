@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from dynaplan.cli.main import EXIT_INPUT
 from dynaplan.cli.service_options import GRAPH_OF_A_MODEL, file_for, is_model, model_override
 from dynaplan.planner.model import DecisionRecord
+from dynaplan.planner.recorders.decision_log import recent_records
 from dynaplan.util.errors import ConfigError, DeploymentError, PermanentError, UserError
 
 if TYPE_CHECKING:
@@ -154,8 +155,6 @@ class ServedDeployment:
 
     def decisions(self, last: int = 100) -> list[DecisionRecord]:
         """Return the planner's last decisions as records, the oldest first."""
-        from dynaplan.planner.recorders.decision_log import recent_records
-
         documents = recent_records(self.log_dir / "planner", last, since_s=self._began_s)
         return [DecisionRecord.from_json(document) for document in documents]
 

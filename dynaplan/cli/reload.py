@@ -23,14 +23,17 @@ from dynaplan.cli.options import config_file_option, namespace_argument, step_ti
 from dynaplan.cli.restart import replace_worker, replace_workers, request_replacement
 from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.scale_counts import expected_times
+from dynaplan.cli.serve import warn
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.cli.timing import GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
+from dynaplan.config.frontend import DEADLINE_OPTIONS, NAMES, configured_deadline
 from dynaplan.config.service_config import COMMON, SERVICE_ARGS, kebab_keys, section_options
 from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.frontend import DisaggregationSettings, RoutingSettings
 from dynaplan.config.settings.worker import engine_of
 from dynaplan.config.stock import matching_options
 from dynaplan.contract.store_keys import LIVE_SETTINGS, SCALED_ROLES, live_settings_prefix
+from dynaplan.fleet.launch import RELOADED_FILE, Reload, last_reload, read_launch
 from dynaplan.fleet.rules.reloading import (
     WORKERS,
     ApplyMode,
@@ -39,6 +42,7 @@ from dynaplan.fleet.rules.reloading import (
     restarted,
     setting_changes,
 )
+from dynaplan.fleet.runtime_dir import write_private
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
 from dynaplan.process.signals import run_interruptible
 from dynaplan.store.model import Transaction
@@ -50,7 +54,7 @@ if TYPE_CHECKING:
     from dynaplan.config.frontend import PrefillDeadline
     from dynaplan.config.overrides import Sections
     from dynaplan.fleet.deployments import RunningDeployment
-    from dynaplan.fleet.launch import Launch, Reload
+    from dynaplan.fleet.launch import Launch
     from dynaplan.graph.model import GraphSpec, ServiceSpec
     from dynaplan.store.port import KeyValueStore
 
@@ -148,8 +152,6 @@ def live_keys(changes: Sequence[SettingChange], config: Sections) -> dict[str, s
 
 def _read_launch(deployment: RunningDeployment) -> tuple[Launch, Sections | None]:
     """Return the launch as it is now, and the settings before the last reload; None if that has finished."""
-    from dynaplan.fleet.launch import last_reload, read_launch
-
     try:
         launch = read_launch(deployment.runtime_dir)
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -167,8 +169,6 @@ def _load_new_settings(launch: Launch, config_file: str | None, overrides: Seque
     Changes to the directory that ``serve`` was started in, and prints the warnings that ``serve`` would.
     """
     from dynaplan.cli.loading import find_config, load_deployment
-    from dynaplan.cli.serve import warn
-    from dynaplan.fleet.launch import Reload
     from dynaplan.graph.config import DEPLOYMENT_CONFIG_VARIABLE
 
     here, directory = Path.cwd(), Path(launch.graph.working_dir)
@@ -239,7 +239,6 @@ def _check_no_service_removed(old: GraphSpec, new: GraphSpec) -> None:
 
 
 def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChange, ...]:
-    from dynaplan.config.frontend import DEADLINE_OPTIONS
     from dynaplan.graph.config import resolve_graph
     from dynaplan.graph.loading import load_graph
 
@@ -264,8 +263,6 @@ def _changes(launch: Launch, before: Sections, new: Reload) -> tuple[SettingChan
 
 
 def _deadline(config: Sections) -> PrefillDeadline:
-    from dynaplan.config.frontend import configured_deadline
-
     return configured_deadline(config, section_options(config, PLANNER))
 
 
@@ -276,8 +273,6 @@ def effective_sections(
 
     Null values are left out. The frontends read the name of the model from ``Common``, too.
     """
-    from dynaplan.config.frontend import NAMES
-
     common = kebab_keys(config.get(COMMON) or {})
     sections: dict[str, dict[str, Any]] = {}
     for service in graph.services:
@@ -334,8 +329,6 @@ class ReloadRun:
     def __init__(
         self, deployment: RunningDeployment, graph: GraphSpec, new: Reload, timeout_s: float | None
     ) -> None:
-        from dynaplan.fleet.launch import last_reload, read_launch
-
         self._deployment = deployment
         self._graph = graph
         self._new_settings = new
@@ -457,9 +450,6 @@ class ReloadRun:
 
     def _write_settings_file(self, settings: Reload) -> None:
         """Replace the settings file atomically."""
-        from dynaplan.fleet.launch import RELOADED_FILE
-        from dynaplan.fleet.runtime_dir import write_private
-
         write_private(self._deployment.runtime_dir / RELOADED_FILE, settings.to_json())
 
     async def _read_live_settings(self, store: KeyValueStore, names: Mapping[str, str]) -> dict[str, str]:

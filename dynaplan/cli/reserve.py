@@ -32,6 +32,7 @@ from dynaplan.cli.timing import WORKERS_POLL_S
 from dynaplan.contract.gpus import GpuUse, busy_gpus, by_reason
 from dynaplan.contract.holds import RESERVATIONS, Hold, ReservedGpus, reserved_words
 from dynaplan.contract.store_keys import SCALED_ROLES
+from dynaplan.fleet.gpu_devices import uses_reader
 from dynaplan.fleet.rules.statefile import inventory_of, planner_keys_of
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker
 from dynaplan.process.process_table import is_alive
@@ -161,7 +162,6 @@ async def wait_until_free(found: RunningDeployment, chosen: Sequence[int], timeo
     Raises TemporaryError after the time.
     """
     from dynaplan.fleet.deployments import find_deployment
-    from dynaplan.fleet.gpu_devices import uses_reader
     from dynaplan.fleet.scale_progress import check_alive
 
     gpus = [gpu for gpu in inventory_of(found.document) if gpu.index in chosen]

@@ -36,14 +36,19 @@ from dynaplan.cli.options import namespace_option
 from dynaplan.cli.reserve import check_decode_left, wait_until_free
 from dynaplan.cli.running_deployment import connected, standings_of
 from dynaplan.cli.scale_args import user_name
+from dynaplan.cli.scale_counts import change_entries
 from dynaplan.cli.timing import WORKERS_POLL_S
+from dynaplan.contract.gpus import busy_gpus
 from dynaplan.contract.holds import MAX_HOLD_S, RESERVATIONS, Hold, ReservedGpus, reserved_words
-from dynaplan.contract.model_keys import NO_DEMAND
+from dynaplan.contract.model_keys import NO_DEMAND, reports_in
+from dynaplan.fleet.gpu_devices import available_gpus, uses_reader
 from dynaplan.fleet.rules.lending import LendableGpu, choose_lent
 from dynaplan.fleet.rules.statefile import inventory_of
 from dynaplan.graph.lifecycle import COUNTS, HOLDS_GPUS
 from dynaplan.process import process_table
+from dynaplan.process.foreground_command import ForegroundCommand
 from dynaplan.process.signals import run_interruptible
+from dynaplan.store import connections
 from dynaplan.util.amounts import bytes_of, seconds_of, unit_missing
 from dynaplan.util.durations import clock, local_time
 from dynaplan.util.errors import CapacityError, ConfigError, DeploymentError, DynaplanError, TemporaryError
@@ -54,7 +59,6 @@ if TYPE_CHECKING:
     from dynaplan.contract.gpus import Gpu
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.fleet.gpu_claims import NodeClaims
-    from dynaplan.process.foreground_command import ForegroundCommand
 
 CLAIM_POLL_S = 2.0
 """Seconds between two attempts to claim GPUs whose deployment may have ended."""
@@ -196,9 +200,7 @@ class Loan:
                 await wait_until_free(self._found, [gpu.index for gpu in lent], left_s)
 
     async def _reserve(self) -> tuple[LendableGpu, ...]:
-        from dynaplan.cli.scale_counts import change_entries
         from dynaplan.fleet.deployments import find_deployment
-        from dynaplan.store import connections
 
         chosen: tuple[LendableGpu, ...] = ()
         if self._found:
@@ -239,8 +241,6 @@ class Loan:
         self, command: Sequence[str], environment: Mapping[str, str], limit_s: float | None, grace_s: float
     ) -> int:
         """Run the command to its end, and return its exit code."""
-        from dynaplan.process.foreground_command import ForegroundCommand
-
         mask = ",".join(gpu.uuid for gpu in self._gpus)
         own = {"CUDA_VISIBLE_DEVICES": mask, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         program = ForegroundCommand(command, {**environment, **own})
@@ -282,9 +282,6 @@ class Loan:
 
     async def _write(self, made: Mapping[int, Hold]) -> None:
         """Put these in the place of this process's loans."""
-        from dynaplan.cli.scale_counts import change_entries
-        from dynaplan.store import connections
-
         holder = self._request.made.holder
 
         def change(now: ReservedGpus) -> ReservedGpus:
@@ -320,17 +317,13 @@ def _deployment(namespace: str | None) -> RunningDeployment | None:
 
 def box_gpus(found: RunningDeployment | None) -> tuple[Gpu, ...]:
     """Return the GPUs of the box that may be seen from here; simulated ones are those of the deployment."""
-    from dynaplan.fleet.gpu_devices import available_gpus
-
     gpus, is_simulated = available_gpus(None)
     return inventory_of(found.document) if found and is_simulated else gpus
 
 
 def _lendable_gpus(found: RunningDeployment | None) -> list[LendableGpu]:
     """Return the GPUs of the box, with the workers on each, and why others have some."""
-    from dynaplan.contract.gpus import busy_gpus
     from dynaplan.fleet.gpu_claims import NodeClaims
-    from dynaplan.fleet.gpu_devices import uses_reader
     from dynaplan.fleet.plugin.gpu_availability import GpuClaims
 
     gpus = box_gpus(found)
@@ -354,8 +347,6 @@ def _lendable_gpus(found: RunningDeployment | None) -> list[LendableGpu]:
 async def _with_models(found: RunningDeployment | None, gpus: list[LendableGpu]) -> list[LendableGpu]:
     """Return them with what the store knows of the models on each that are loaded on request."""
     from dynaplan.cli.status_document import read_store
-    from dynaplan.contract.model_keys import reports_in
-    from dynaplan.store import connections
 
     if found is None or not any(each.workers for each in gpus):
         return gpus

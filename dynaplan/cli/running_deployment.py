@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from dynaplan.config.overrides import MODELS
+from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig
 from dynaplan.config.settings.servers import (
     PATHS,
     has_store_address,
     store_backend,
 )
+from dynaplan.planner.recorders.decision_log import recent_records
+from dynaplan.planner.recorders.manual_changes import manual_changes
 from dynaplan.util.errors import ConfigError, DeploymentError
 
 if TYPE_CHECKING:
-    from dynaplan.config.service_config import ServiceConfig
     from dynaplan.contract.gpu_standing import GpuStandings
     from dynaplan.contract.gpus import Gpu
     from dynaplan.fleet.deployments import RunningDeployment
@@ -66,8 +69,6 @@ def serve_pid(found: RunningDeployment) -> int:
 
 def service_config(found: RunningDeployment) -> ServiceConfig:
     """Return the merged configuration that ``serve`` gave its services, as the statefile has it."""
-    from dynaplan.config.service_config import CONFIG_VARIABLE, ServiceConfig
-
     return ServiceConfig.from_text(found.document["environment"].get(CONFIG_VARIABLE, ""))
 
 
@@ -88,7 +89,6 @@ def planner_components(found: RunningDeployment) -> dict[str, str]:
     If no model has one, the only planner is that of the graph: its model and component are "".
     """
     from dynaplan.config.model_entries import components_of, planned_models
-    from dynaplan.config.overrides import MODELS
 
     config = service_config(found)
     components = components_of(config.get(MODELS) or {})
@@ -100,15 +100,11 @@ def decisions_of(found: RunningDeployment, last: int, component: str = "") -> li
 
     ``component`` is that of the model whose planner it is, where models have planners of their own.
     """
-    from dynaplan.planner.recorders.decision_log import recent_records
-
     return recent_records(found.log_dir / "planner" / component, last, since_s=found.began_s)
 
 
 def manual_changes_of(found: RunningDeployment, last: int) -> list[ManualChange]:
     """Return the last changes that persons have made to this deployment, oldest first."""
-    from dynaplan.planner.recorders.manual_changes import manual_changes
-
     return manual_changes(found.log_dir, last, found.began_s)
 
 

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynaplan.cli.running_deployment import decisions_of, service_config
+from dynaplan.config.service_config import section_options
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.contract.counts import FleetCounts, PoolSizes
 from dynaplan.contract.holds import HOLDS, RoleHolds
@@ -33,9 +34,11 @@ from dynaplan.contract.store_keys import (
 )
 from dynaplan.fleet.rules.lost_keys import TimedEntries
 from dynaplan.fleet.rules.statefile import Document, planner_keys_of
+from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
 from dynaplan.graph.lifecycle import Role, WorkerState
 from dynaplan.planner.model import DecisionRecord
 from dynaplan.planner.rules.decision import has_data, preview_decision
+from dynaplan.planner.sla_model import build_sla_model
 from dynaplan.store.model import Transaction
 from dynaplan.util.documents import parse_object
 from dynaplan.util.durations import clock, wall_clock
@@ -226,7 +229,6 @@ class ScaleTimes:
 def expected_times(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleTimes:
     """Return the learnt and configured times of the wanted roles; the longest of several."""
     from dynaplan.fleet.launch import read_launch
-    from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
 
     try:
         launch = read_launch(found.runtime_dir)
@@ -286,7 +288,6 @@ def configured_planner_settings(found: RunningDeployment) -> PlannerSettings | N
     """
     from dynaplan.config.model_entries import planned_models
     from dynaplan.config.planner import settings_of
-    from dynaplan.config.service_config import section_options
 
     planner = next((each.component for each in found.workers if each.role is Role.PLANNER), "")
     config = service_config(found)
@@ -349,7 +350,4 @@ def _last_record(found: RunningDeployment) -> DecisionRecord | None:
 
 
 def _model(last: DecisionRecord) -> PerformanceModel | None:
-
-    from dynaplan.planner.sla_model import build_sla_model
-
     return build_sla_model(last.settings) if last.settings.is_by_targets else None

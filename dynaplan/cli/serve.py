@@ -36,10 +36,12 @@ from dynaplan.cli.service_options import (
 from dynaplan.config.settings.fields import kebab
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.worker import ProcessSettings
+from dynaplan.fleet import WORKER_PROGRAM
 from dynaplan.process.signals import ended_by_sigint
 from dynaplan.store.instances import is_loopback
 from dynaplan.util import screen
 from dynaplan.util.amounts import bytes_of, unit_missing
+from dynaplan.util.descriptors import raise_descriptor_limit
 from dynaplan.util.errors import GraphError
 from dynaplan.util.log_lines import FORMAT_VARIABLE
 
@@ -268,7 +270,6 @@ def run_under_supervisor(
     """
     from dynaplan.cli.detach import PROGRAM
     from dynaplan.process.supervisor_link import fork_under_supervisor, inherited_link
-    from dynaplan.util.descriptors import raise_descriptor_limit
 
     link = inherited_link(os.environ)
     if link is None:
@@ -295,8 +296,6 @@ def _use_fork_server(link: SupervisorLink, namespace: str | None) -> None:
     own = {"DYNAPLAN_PARENT_PID": str(link.supervisor_pid), "DYNAPLAN_WORKER_NAME": ""}
     if namespace:
         own["DYN_NAMESPACE"] = namespace
-    from dynaplan.fleet import WORKER_PROGRAM
-
     free = ("DYN", "CUDA_", "ETCD_", "NATS_", "NOTIFY_SOCKET", "WATCHDOG_")
     link.have_fork_server("dynaplan.fleet.preloading", WORKER_PROGRAM, own, free)
 

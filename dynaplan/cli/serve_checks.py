@@ -17,17 +17,18 @@ from dynaplan.config.command_words import effective_options
 from dynaplan.config.frontend import NAMES, SECTIONS
 from dynaplan.config.keys import read_keys_file
 from dynaplan.config.overrides import merge_sections
+from dynaplan.config.planner import settings_in_graph, settings_of_models
 from dynaplan.config.service_config import COMMON, section_options, served_model_name
 from dynaplan.config.settings.fields import WRITTEN
 from dynaplan.config.settings.worker import SIMULATED, SimOptions, engine_of
 from dynaplan.config.stock import matching_options
 from dynaplan.engines import registry
 from dynaplan.engines.model_files import OPTION
-from dynaplan.engines.model_memory import MemoryNeed, longest_context
+from dynaplan.engines.model_memory import MemoryNeed, longest_context, memory_need
 from dynaplan.engines.server.engine_options import lora_names
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import section_name
-from dynaplan.process.memory import BoxMemory
+from dynaplan.process.memory import BoxMemory, box_memory
 from dynaplan.util.errors import ConfigError, Faults
 
 if TYPE_CHECKING:
@@ -171,7 +172,6 @@ def _check_engine(service: ServiceSpec, _graph: GraphSpec, config: Sections) -> 
 
 
 def _check_planner(service: ServiceSpec, graph: GraphSpec, config: Sections) -> list[str]:
-    from dynaplan.config.planner import settings_in_graph, settings_of_models
     from dynaplan.planner.inputs import check_sources
 
     if graph.on_demand:
@@ -231,8 +231,6 @@ def check_memory(
 
     Raises ConfigError, with the longest context that fits, when a worker can certainly not start.
     """
-    from dynaplan.process.memory import box_memory
-
     gpus = () if is_simulated else gpus
     found = [memory for service in spec.services if (memory := _service_memory(service, config, gpus))]
     if not found:
@@ -252,8 +250,6 @@ def check_memory(
 def _service_memory(
     service: ServiceSpec, config: Mapping[str, Any], gpus: Sequence[Gpu]
 ) -> ServiceMemory | None:
-    from dynaplan.engines.model_memory import memory_need
-
     options = effective_options(section_options(config, service.name))
     engine = engine_of(options)
     need = memory_need(engine, options, service.gpus)

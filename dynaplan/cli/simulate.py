@@ -21,8 +21,10 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.store_keys import SCALED_ROLES
+from dynaplan.engines.sim.profiles import profile_origin
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulatedGraph, SimulateOptions, read_graph
+from dynaplan.lab.simulate.table import COLUMNS, OPTIONAL_COLUMNS, columns_of, notes, rows
 from dynaplan.models.model import NO_CONSTRAINTS
 from dynaplan.simulation.best_static import BEST_STATIC
 from dynaplan.simulation.outcome import Slo
@@ -33,7 +35,6 @@ from dynaplan.util.progress import ProgressLine, left_words, time_left_s
 from dynaplan.util.tables import fold
 
 if TYPE_CHECKING:
-    from dynaplan.lab.simulate.options import SimulateOptions
     from dynaplan.models.model import Constraints
     from dynaplan.simulation.many_models.box import SimulatedModel
 
@@ -151,7 +152,6 @@ def command(
         service_settings,
         warnings,
     )
-    from dynaplan.lab.simulate.table import notes, rows
 
     for option, written in (("--json", json_path), ("--html", html_path)):
         if written:
@@ -260,8 +260,6 @@ def compare_models(
 
 def origins(options: SimulateOptions) -> list[str]:
     """Return a sentence for each estimated profile."""
-    from dynaplan.engines.sim.profiles import profile_origin
-
     roles = SCALED_ROLES if options.is_disaggregated else (Role.DECODE,)
     engines = [SimOptions.from_options(options.engine_of(role)) for role in roles]
     words = map(profile_origin, engines)
@@ -329,8 +327,6 @@ def text_table(table: Sequence[Mapping[str, Any]], width: int = 0) -> str:
 
     With ``width`` > 0 the less important columns are left out until a line has at most ``width`` characters.
     """
-    from dynaplan.lab.simulate.table import COLUMNS, OPTIONAL_COLUMNS, columns_of
-
     columns = columns_of(table)
     cells = [[heading for heading, _ in columns.values()]]
     cells += [

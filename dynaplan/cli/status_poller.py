@@ -32,6 +32,8 @@ from dynaplan.cli.status_document import (
     read_routing,
 )
 from dynaplan.cli.timing import GPU_POLL_S, METRICS_TIMEOUT_S, SLOW_POLL_S, STORE_POLL_S
+from dynaplan.config import certificates
+from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
 from dynaplan.http.client import HttpClient
 from dynaplan.http.routes import LOAD_HISTORY_PATH
 from dynaplan.planner.metrics.exposition import (
@@ -46,6 +48,9 @@ from dynaplan.planner.metrics.exposition import (
     increase,
     metrics_prefix,
 )
+from dynaplan.planner.recorders.decision_log import record_time_s
+from dynaplan.planner.rules.explain import summarize
+from dynaplan.process.kernel import command_line
 from dynaplan.store.instances import public_urls
 from dynaplan.util.blocking_read import BlockingRead
 from dynaplan.util.documents import parse_object
@@ -64,8 +69,6 @@ class StatusPoller:
     """
 
     def __init__(self, namespace: str | None) -> None:
-        from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
-
         self.found: RunningDeployment = connect(namespace)
         self._reader = StatusReader(self.found.namespace)
         self._gpus = gpus_of(self.found)
@@ -130,9 +133,6 @@ class StatusPoller:
         self.found = find_deployment(self.found.namespace)
 
     async def _poll_slow_sources(self, answers: DeploymentState) -> None:
-        from dynaplan.planner.recorders.decision_log import record_time_s
-        from dynaplan.planner.rules.explain import summarize
-
         self._routed = await read_routing(answers.registered)
         self._keys = await read_keys(self.found, answers.registered)
         texts = [await self._get(f"{url}/metrics") for url in public_urls(answers.registered)]
@@ -177,8 +177,6 @@ class StatusPoller:
 
     async def _get(self, url: str) -> bytes:
         """Return what a frontend answers; nothing when it does not."""
-        from dynaplan.config import certificates
-
         self._http = self._http or HttpClient(tls=certificates.authorities(os.environ))
         try:
             return (await self._http.get(url, timeout_s=METRICS_TIMEOUT_S)).body
@@ -217,8 +215,6 @@ COMMAND_CHARACTERS = 60
 
 def _described(process: GpuProcess) -> str:
     """Return ``alice: python train.py (4242)``, as far as the process can be inspected."""
-    from dynaplan.process.kernel import command_line
-
     words = (command_line(process.pid) or b"").decode(errors="replace").split("\0")
     command = mask_secrets(" ".join(filter(None, words))) or process.name or "a process"
     shown = command if len(command) <= COMMAND_CHARACTERS else f"{command[:COMMAND_CHARACTERS]}..."

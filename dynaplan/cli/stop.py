@@ -10,6 +10,7 @@ import click
 
 from dynaplan.cli.options import namespace_argument
 from dynaplan.cli.timing import EXIT_POLL_S, SIGNAL_GAP_S
+from dynaplan.process import process_table
 from dynaplan.util.errors import TemporaryError
 
 
@@ -22,7 +23,6 @@ from dynaplan.util.errors import TemporaryError
 def command(namespace: str | None, now: bool, timeout: float) -> None:
     """Let requests finish, end every process, remove the statefile."""
     from dynaplan.fleet.deployments import find_deployment
-    from dynaplan.process import process_table
 
     found = find_deployment(namespace)
     processes = process_table

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -37,9 +37,6 @@ from dynaplan.util.errors import ConfigError
 from dynaplan.util.screen import colours_wanted
 from dynaplan.util.tables import fold
 from dynaplan.webui.actions import command_arguments, run_command
-
-if TYPE_CHECKING:
-    from dynaplan.cli.status_poller import StatusPoller
 
 
 @click.command(name="top")

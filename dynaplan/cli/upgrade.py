@@ -23,7 +23,7 @@ from dynaplan.cli.serve import warn
 from dynaplan.cli.serve_checks import check_settings
 from dynaplan.cli.timing import PLUGIN_TIMEOUT_S, SERVE_POLL_S, TAKE_OVER_TIMEOUT_S
 from dynaplan.fleet.launch import read_launch
-from dynaplan.fleet.reattach.versions import own_version, read_serve
+from dynaplan.fleet.reattach.versions import own_version, read_serve, take_over
 from dynaplan.graph.config import check_sections, resolve_graph
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.loading import load_graph
@@ -144,8 +144,6 @@ class Upgrade:
 
     async def _take_over(self) -> RunningServe:
         """Replace the old ``serve`` by this version's; return it once it runs."""
-        from dynaplan.fleet.reattach.versions import own_version, take_over
-
         try:
             take_over(self._found.runtime_dir, self._running, PROGRAM, os.environ.get("PYTHONPATH"))
         except OSError as error:

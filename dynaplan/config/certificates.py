@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from dynaplan.config.settings.servers import TlsSettings
+from dynaplan.http.tls import ClientTls, ServerTls, UnusableTls, client_tls
 from dynaplan.util.errors import ConfigError, DeploymentError
-
-if TYPE_CHECKING:
-    from dynaplan.http.tls import ClientTls, ServerTls
 
 
 def authorities(environ: Mapping[str, str]) -> ClientTls:
     """Return what components of other hosts are verified by; raises ConfigError for an unusable file."""
-    from dynaplan.http.tls import UnusableTls, client_tls
-
     try:
         return client_tls(TlsSettings.from_environment(environ).tls_ca or "")
     except UnusableTls as error:
@@ -29,8 +24,6 @@ def own_certificate(environ: Mapping[str, str]) -> ServerTls | None:
 
     Raises DeploymentError when the files cannot be used now.
     """
-    from dynaplan.http.tls import ServerTls, UnusableTls
-
     settings = TlsSettings.from_environment(environ)
     if not (settings.tls_cert and settings.tls_key):
         return None

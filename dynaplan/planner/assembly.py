@@ -26,6 +26,7 @@ from dynaplan.contract.store_keys import fleet_key, planner_prefix
 from dynaplan.events import event_connections
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.schedule import BacktestSchedule, window_of
+from dynaplan.planner.component_connector import ComponentConnector
 from dynaplan.planner.loop import PlannerLoop
 from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
 from dynaplan.planner.model import DecisionRecord, PlannerState
@@ -35,11 +36,14 @@ from dynaplan.planner.recorders.decision_log import JsonLinesRecorder, recent_re
 from dynaplan.planner.recorders.gauges import GaugesRecorder
 from dynaplan.planner.recorders.tensorboard import TensorBoardRecorder
 from dynaplan.planner.sizing.error_budget import decay_budget
+from dynaplan.planner.sla_model import build_sla_model, has_profile
 from dynaplan.planner.timing import FIRST_WAITING_LOG_S, WAITING_LOG_S
+from dynaplan.planner.virtual.model_connector import ModelConnector
 from dynaplan.planner.virtual.tuning_publisher import TuningPublisher
 from dynaplan.process import process_table
 from dynaplan.process.heartbeats import LATE_AFTER_S, HeartbeatFiles
 from dynaplan.store import connections
+from dynaplan.store.discovery import Discovery
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.connection import OnFirstUse
@@ -53,9 +57,8 @@ if TYPE_CHECKING:
     from dynaplan.planner.ports import Connector, Recorder
     from dynaplan.planner.rules.sla_policy import PerformanceModel
     from dynaplan.planner.step_learning import StepLearning
-    from dynaplan.store.discovery import Discovery
     from dynaplan.store.port import KeyValueStore, Store
-    from dynaplan.util.clock import Clock, SystemClock
+    from dynaplan.util.clock import Clock
     from dynaplan.worker.worker_runtime import WorkerRuntime
 
 log = logging.getLogger(__name__)
@@ -125,8 +128,6 @@ def _heartbeat(name: str, runtime_dir: str | None) -> Callable[[float], None]:
 
 async def run_planner(settings: PlannerSettings) -> None:
     """Plan until cancelled, in a process of its own, with the servers that the environment names."""
-    from dynaplan.store.discovery import Discovery
-
     async with AsyncExitStack() as stack:
         store = _store(settings)
         stack.push_async_callback(store.close)
@@ -172,8 +173,6 @@ def _store(settings: PlannerSettings) -> Store:
 
 async def _validate_deployment(connector: Connector, settings: PlannerSettings) -> None:
     """Check the deployment once its system answers; raises DeploymentValidationError."""
-    from dynaplan.planner.component_connector import ComponentConnector
-
     clock = SystemClock()
     planner = ComponentConnector(
         connector, clock, settings.served_model_name, deadline_s=settings.scaling_timeout_s
@@ -318,8 +317,6 @@ def _point_to(log_dir: Path, log_root: Path) -> None:
 
 
 def _sla_model(settings: PlannerSettings) -> PerformanceModel:
-    from dynaplan.planner.sla_model import build_sla_model
-
     model = build_sla_model(settings)
     if model.profile_note:
         log.warning("the profile %s is %s", settings.profile_results_dir, model.profile_note)
@@ -330,7 +327,6 @@ def _model_and_learning(settings: PlannerSettings) -> tuple[PerformanceModel | N
     """Return the model of the engines, and what learns their steps; None for a policy without targets."""
     if not settings.is_by_targets:
         return None, None
-    from dynaplan.planner.sla_model import has_profile
     from dynaplan.planner.step_learning import learning_of
 
     model = _sla_model(settings)
@@ -353,8 +349,6 @@ def _connector(
 ) -> tuple[Connector, Callable[[], Awaitable[None]] | None]:
     """Return the connector of the model, or that which ``environment`` names, and what closes it."""
     if model:
-        from dynaplan.planner.virtual.model_connector import ModelConnector
-
         return ModelConnector(store, settings.namespace, model.name, observer), None
     if settings.environment == KUBERNETES:
         connect_cluster = load_entry_point("dynaplan.connectors", KUBERNETES)

@@ -13,6 +13,8 @@ from dynaplan.config import certificates
 from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, interval_history
 from dynaplan.planner.metrics.exposition import metrics_prefix
+from dynaplan.planner.metrics.frontends import FrontendsTraffic
+from dynaplan.planner.metrics.prometheus import PrometheusTraffic
 from dynaplan.planner.observer import TrafficObserver
 from dynaplan.planner.own_policy import load_own_policy
 from dynaplan.planner.sla_model import build_sla_model
@@ -55,8 +57,6 @@ def traffic_observer(
     if settings.prometheus_endpoint:
         source: TrafficSource = _prometheus(settings, is_one_of_several=is_one_of_several)
     else:
-        from dynaplan.planner.metrics.frontends import FrontendsTraffic
-
         source = FrontendsTraffic(
             lambda: public_urls(discovery.all()),
             settings.namespace,
@@ -71,8 +71,6 @@ def traffic_observer(
 
 def _prometheus(settings: PlannerSettings, *, is_one_of_several: bool = False) -> TrafficSource:
     """Return the traffic as a Prometheus server has it; raises ConfigError for an invalid address."""
-    from dynaplan.planner.metrics.prometheus import PrometheusTraffic
-
     model = settings.served_model_name or ""
     return PrometheusTraffic(
         settings.prometheus_endpoint or "",

@@ -18,10 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynaplan.config import certificates
+from dynaplan.config.overrides import MODELS
+from dynaplan.config.service_config import ServiceConfig, section_options
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.servers import lease_ttl_s
 from dynaplan.config.settings.worker import ProcessSettings
+from dynaplan.events import event_connections
 from dynaplan.graph.lifecycle import EXIT_CANNOT_START, EXIT_PROGRAM_ENDED, Role
+from dynaplan.process import process_table
+from dynaplan.process.kernel import die_with_parent
 from dynaplan.process.logfile import LogFile, configure_logging
 from dynaplan.util.clock import SystemClock
 from dynaplan.util.errors import (
@@ -32,6 +37,7 @@ from dynaplan.util.errors import (
     UserError,
     WorkerStartFailed,
 )
+from dynaplan.util.sockets import bound_socket, socket_of_stdin
 from dynaplan.worker.timing import CLAIMS_POLL_S, CLOSE_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -126,8 +132,6 @@ def main(arguments: Sequence[str], alone: Standalone | None = None) -> int:
 def _prepare_process(environment: WorkerEnvironment) -> LogFile | None:
     """Die with the parent, and write into the worker's own log."""
     if environment.parent_pid:
-        from dynaplan.process.kernel import die_with_parent
-
         die_with_parent(environment.parent_pid)
     log_file = None
     if environment.log_dir:
@@ -145,7 +149,6 @@ async def _run_worker(
 ) -> int:
     from dynaplan.http.limits import ConnectionLimits
     from dynaplan.store import connections
-    from dynaplan.util.sockets import bound_socket, socket_of_stdin
     from dynaplan.worker.hosting import Host
     from dynaplan.worker.lifecycle import WorkerLifecycle
     from dynaplan.worker.server import WorkerServer
@@ -189,7 +192,6 @@ async def _run_worker(
 
 def _internal_server(alone: Standalone | None, token: str, tls: ServerTls | None) -> WorkerServer:
     """Return the worker's own server: in clear on loopback, or where other hosts reach it."""
-    from dynaplan.util.sockets import bound_socket
     from dynaplan.worker.server import WorkerServer
 
     if alone and alone.internal_socket:
@@ -221,8 +223,6 @@ def _is_public(service: Service[Any]) -> bool:
 
 def _service(options: Mapping[str, str]) -> Service[Any]:
     from dynaplan.config.model_entries import components_of, planned_models, prefill_components_of
-    from dynaplan.config.overrides import MODELS
-    from dynaplan.config.service_config import ServiceConfig
     from dynaplan.graph.loading import load_graph
 
     config = ServiceConfig.get_instance()
@@ -236,9 +236,6 @@ def _service(options: Mapping[str, str]) -> Service[Any]:
 async def _runtime(
     service: Service[Any], environment: WorkerEnvironment, url: str, store: Store
 ) -> WorkerRuntime:
-    from dynaplan.config.service_config import ServiceConfig, section_options
-    from dynaplan.events import event_connections
-    from dynaplan.process import process_table
     from dynaplan.store import lease_owners
     from dynaplan.store.discovery import Discovery
     from dynaplan.worker.worker_runtime import WorkerRuntime

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dynaplan.config.overrides import sections_of
+from dynaplan.config.parallelism import TENSOR, tensor_parallel_size
+from dynaplan.config.service_config import SERVICE_ARGS, kebab_keys, section_options
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT, DisaggregationSettings
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.graph.lifecycle import Role
@@ -104,8 +106,6 @@ class SimulatedGraph:
 
     def _engine(self, name: str) -> dict[str, Any]:
         """Return a service's engine options; as in ``dynaplan serve``, a worker's GPUs divide its layers."""
-        from dynaplan.config.parallelism import TENSOR, tensor_parallel_size
-
         options = dict(self.sections[name])
         gpus = self._count(name, 0, "resources", "gpu")
         if gpus > 1:
@@ -127,7 +127,6 @@ class SimulatedGraph:
 
 def read_graph(file: Path | None, overrides: Sequence[str]) -> SimulatedGraph:
     """Read the graph of a file and of ``--Section.key=value``; raises ConfigError for an unreadable one."""
-    from dynaplan.config.service_config import SERVICE_ARGS, kebab_keys, section_options
     from dynaplan.graph.config import read_config
 
     given = sections_of(overrides, SECTIONS)

@@ -175,14 +175,18 @@ STATUS: Mapping[str, Callable[[], str]] = {
 }
 
 REPORTS = {
-    "ant": ModelReport("ant", "ready", 0.0, 4.0, "load: asked", False, 5 * 10**9, (0, 1), 1060.0),
-    "bee": ModelReport("bee", "loading", 990.0, 41.0, is_pinned=True),
+    "ant": ModelReport(
+        "ant", "ready", 0.0, "load: asked", False, (0, 1), 1060.0, load_s=4.0, memory_bytes=5 * 10**9
+    ),
+    "bee": ModelReport("bee", "loading", 990.0, load_s=41.0, is_pinned=True),
     "cow": ModelReport("cow", "unloaded", refusal=Refusal(409, "no room beside bee: pinned", 1000.0)),
 }
 WORKERS = {
     "ant": ModelReport("ant", "ready", workers={"ready": 1, "starting": 1, "draining": 1}, max_workers=3),
     "bee": ModelReport("bee", "unloaded"),
-    "cow": ModelReport("cow", "ready", workers={"ready": 1}, prefill=PoolReport({"ready": 2}, 3)),
+    "cow": ModelReport(
+        "cow", "ready", workers={"ready": 1}, prefill=PoolReport(workers={"ready": 2}, max_workers=3)
+    ),
 }
 
 

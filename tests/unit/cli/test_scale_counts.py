@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.cli import scale_counts
+from dynaplan.cli import running_deployment, scale_counts
 from dynaplan.cli.scale_counts import (
     ScaleTimes,
     describe_next_decision,
@@ -32,7 +32,6 @@ from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.startup_times import StartupTimesFile, startup_key
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.planner.model import DecisionRecord, PlannerState
-from dynaplan.planner.recorders import decision_log
 from dynaplan.planner.rules.decision import decide
 from dynaplan.store.memory import MemoryStore
 from dynaplan.util.errors import TemporaryError
@@ -239,7 +238,7 @@ def said(monkeypatch: pytest.MonkeyPatch, tmp_path):
 
     def say(document: dict[str, Any] | None, settings: PlannerSettings = SETTINGS, **options: Any) -> str:
         documents = [] if document is None else [document]
-        monkeypatch.setattr(decision_log, "recent_records", lambda directory, last, since_s: documents)
+        monkeypatch.setattr(running_deployment, "recent_records", lambda directory, last, since_s: documents)
         found: Any = SimpleNamespace(log_dir=tmp_path, began_s=0.0)
         return describe_next_decision(found, settings, TWO, options.pop("holds", RoleHolds()), **options)
 

@@ -258,8 +258,8 @@ def found(
     **options: Any,
 ) -> tuple[list[str], list[str]]:
     """The lines and warnings about one service on a box of 24 GB, 20 of them free."""
-    monkeypatch.setattr("dynaplan.engines.model_memory.memory_need", lambda *_: need)
-    monkeypatch.setattr("dynaplan.process.memory.box_memory", lambda: BoxMemory(24 * GB, 20 * GB))
+    monkeypatch.setattr("dynaplan.cli.serve_checks.memory_need", lambda *_: need)
+    monkeypatch.setattr("dynaplan.cli.serve_checks.box_memory", lambda: BoxMemory(24 * GB, 20 * GB))
     spec = GraphSpec("g:S", "/", "ns", (ServiceSpec("VllmWorker", Role.DECODE, workers, 1),))
     config = {"VllmWorker": {"engine": engine, "model": "m", **options}}
     return check_memory(spec, config, gpus, is_simulated=not gpus)

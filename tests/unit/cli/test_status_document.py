@@ -87,7 +87,7 @@ async def test_a_worker_that_somebody_told_to_leave_is_draining_and_another_that
     async def get_text(url: str, path: str, within_s: float) -> bytes:
         return said[url]  # that of a ready worker, or of one without an address, is not asked for
 
-    monkeypatch.setattr("dynaplan.http.probe.get_text", get_text)
+    monkeypatch.setattr("dynaplan.cli.status_document.get_text", get_text)
     ready = replace(worker("VllmWorker"), pid=7, url="http://ready")
     drains, hangs = (replace(ready.after(WorkerEvent.UNREGISTERED, 100.0), name=url, url=url) for url in said)
     assert await read_draining([ready, drains, hangs, worker("VllmWorker", STARTING)]) == {"http://drains"}

@@ -16,7 +16,7 @@ from dynaplan.cli.status_document import DeploymentState
 from dynaplan.cli.status_poller import WINDOW_S, LoadWindow, StatusPoller, percentile_ms
 from dynaplan.contract.gpus import GpuActivity, GpuProcess, GpuUse
 from dynaplan.engines.worker_load import WorkerLoad
-from dynaplan.fleet import deployments, gpu_devices
+from dynaplan.fleet import deployments
 from dynaplan.fleet.deployments import RunningDeployment
 from dynaplan.fleet.rules.statefile import with_fleet
 from dynaplan.process.identity import ProcessIdentity
@@ -64,8 +64,8 @@ def seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[fl
     monkeypatch.setattr(status_poller, "StatusReader", OneWorker)
     monkeypatch.setattr(status_poller.time, "monotonic", lambda: now[0])
     use = GpuUse(2**30, (GpuProcess(os.getpid(), "python", os.getuid()), GpuProcess(0)))
-    monkeypatch.setattr(gpu_devices, "uses_reader", lambda gpus: lambda: {0: use})
-    monkeypatch.setattr(gpu_devices, "activity_reader", lambda gpus: lambda: {0: GpuActivity(0.5, 300.0)})
+    monkeypatch.setattr(status_poller, "uses_reader", lambda gpus: lambda: {0: use})
+    monkeypatch.setattr(status_poller, "activity_reader", lambda gpus: lambda: {0: GpuActivity(0.5, 300.0)})
     yield now
 
 

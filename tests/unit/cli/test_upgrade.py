@@ -15,7 +15,6 @@ from dynaplan.cli.detach import PROGRAM
 from dynaplan.cli.reload import reload_lock
 from dynaplan.cli.upgrade import Upgrade, check_configuration, check_version
 from dynaplan.fleet import deployments
-from dynaplan.fleet.reattach import versions
 from dynaplan.fleet.reattach.versions import VERSION_FILE, RunningServe, Version, own_version
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT, HeartbeatFiles
@@ -129,7 +128,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     monkeypatch.setattr(restart, "restart_process", restart_process)
     monkeypatch.setattr(upgrade, "TAKE_OVER_TIMEOUT_S", 0.3)
     monkeypatch.setattr(upgrade, "PLUGIN_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(versions, "take_over", box.take_over)
+    monkeypatch.setattr(upgrade, "take_over", box.take_over)
     monkeypatch.setattr(deployments, "find_deployment", lambda namespace: box.found)
     monkeypatch.setattr(connections, "connect_store", lambda: store)
     monkeypatch.setattr(HeartbeatFiles, "of", lambda directory: box)
