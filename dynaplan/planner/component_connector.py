@@ -1,4 +1,4 @@
-"""The planner's connector of the seeds, over any system that carries decisions out."""
+"""The connector of Dynamo's planners, over any system that carries decisions out."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ MAX_ATTEMPTS = 5
 
 
 class ComponentConnector:
-    """Scales components through a ``Connector``; see ``dynaplan.planner.ports.PlannerConnector``.
+    """Scales components, one by one or together, with the methods of Dynamo's planners.
 
     ``model_name`` is the model that the user says is served. What is asked for here is a decision like
-    a planner's: it has a number, and the last writer is right.
+    a planner's: it has a number, counts from the call on, and the last writer is right; a ``blocking`` call
+    returns when it is carried out.
+
+    Methods raise StoreUnavailable or ClusterUnavailable when the system cannot be reached, DeadlineExceeded
+    when they waited in vain, and a PlannerError for a deployment that cannot be planned for.
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class ComponentConnector:
         require_prefill: bool = True,
         require_decode: bool = True,
     ) -> None:
-        """Check that the components are there, once each, and serve one model."""
+        """Raise DeploymentValidationError unless there is one component of each role, for one model."""
         names = {Role.PREFILL: prefill_component_name} if require_prefill else {}
         names |= {Role.DECODE: decode_component_name} if require_decode else {}
         check_deployment(await self._connector.components(), names, self._model_name)

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from dynaplan.contract.holds import RoleHolds
     from dynaplan.contract.store_keys import DesiredCounts
     from dynaplan.contract.traffic import Traffic
-    from dynaplan.graph.lifecycle import Role
-    from dynaplan.planner.deployment import DeployedComponents, ScaledComponent, TargetReplica
+    from dynaplan.planner.deployment import DeployedComponents, ScaledComponent
     from dynaplan.planner.model import Decision, DecisionRecord
 
 
@@ -74,41 +73,6 @@ class Connector(Protocol):
 
     async def components(self) -> DeployedComponents:
         """Return the components that decisions are about, and why they are not ready."""
-        ...
-
-
-class PlannerConnector(Protocol):
-    """Scales the components of a deployment, one by one or together: the interface of Dynamo's planners.
-
-    What is asked for counts from the call on; a ``blocking`` call returns when it is carried out. Methods
-    raise StoreUnavailable or ClusterUnavailable when the system cannot be reached, DeadlineExceeded when they
-    waited in vain, and a PlannerError for a deployment that cannot be planned for.
-    """
-
-    async def add_component(self, role: Role, blocking: bool = True) -> None:
-        """Ask for one worker more of a role."""
-        ...
-
-    async def remove_component(self, role: Role, blocking: bool = True) -> None:
-        """Ask for one worker fewer of a role; of none it removes none."""
-        ...
-
-    async def set_component_replicas(self, targets: Sequence[TargetReplica], blocking: bool = True) -> None:
-        """Ask for numbers of workers in one decision; raises EmptyTargetReplicasError without any."""
-        ...
-
-    async def validate_deployment(
-        self,
-        prefill_component_name: str | None = None,
-        decode_component_name: str | None = None,
-        require_prefill: bool = True,
-        require_decode: bool = True,
-    ) -> None:
-        """Raise DeploymentValidationError unless there is one component of each role, for one model."""
-        ...
-
-    async def wait_for_deployment_ready(self) -> None:
-        """Return when every worker that is asked for is ready."""
         ...
 
 

@@ -31,8 +31,6 @@ FIND_INSTANCE_S = 10.0
 """How long a call waits for an instance that takes it."""
 FIND_RETRY_MIN_S, FIND_RETRY_MAX_S = 0.02, 0.5
 CONNECT_TIMEOUT_S = 2.0
-CONNECTION_IDLE_S = 30.0
-"""Shorter than the server keeps its side open, so that an idle connection is seldom found dead."""
 
 # Engine workers
 SLEEP_POLL_S = 1.0
