@@ -46,7 +46,7 @@ from dynaplan.contract.model_keys import (
 from dynaplan.contract.store_keys import FREE_GPUS, SCALED_ROLES, DesiredCounts, by_name, fleet_key
 from dynaplan.fleet.rules.statefile import planner_keys_of
 from dynaplan.graph.lifecycle import HOLDS_GPUS
-from dynaplan.http.client import get
+from dynaplan.http.client import WholeAnswer, get, try_get
 from dynaplan.http.routes import ALL_METRICS_PATH, EVENTS, ROUTING_PATH, TURNS_PATH
 from dynaplan.models.model import HOST
 from dynaplan.store.instances import PUBLIC_URL, SERVICES_PREFIX, Instance, public_urls
@@ -178,21 +178,18 @@ async def read_draining(workers: Iterable[Worker]) -> frozenset[str]:
 
     A person has told them to leave, by a signal or by revoking their leases, and not the fleet plugin.
     """
-    from dynaplan.http.probe import get_text
-
     lost = [each for each in workers if each.state.value == "starting" and each.url and each.pid]
-    answers = await asyncio.gather(*(get_text(each.url, "/health", HEALTH_TIMEOUT_S) for each in lost))
-    said = (answer.partition(b"\r\n\r\n")[2].decode() for answer in answers)
-    return frozenset(
-        each.name for each, body in zip(lost, said, strict=True) if body and _status_in(body) == "draining"
+    answers = await asyncio.gather(
+        *(try_get(f"{each.url}/health", timeout_s=HEALTH_TIMEOUT_S) for each in lost)
     )
+    return frozenset(each.name for each, said in zip(lost, answers, strict=True) if _says_draining(said))
 
 
-def _status_in(body: str) -> object:
+def _says_draining(answer: WholeAnswer | None) -> bool:
     try:
-        return parse_object(body).get("status")
+        return answer is not None and parse_object(answer.text).get("status") == "draining"
     except ValueError:
-        return None
+        return False
 
 
 def deployment_document(

@@ -13,7 +13,7 @@ from dynaplan.fleet.rules.statefile import fleet_of
 from dynaplan.fleet.servers import ServerSpec
 from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
-from dynaplan.http.probe import get_health
+from dynaplan.http.client import try_get
 from dynaplan.util import screen
 from dynaplan.util.errors import StatefileCorrupt
 
@@ -98,8 +98,8 @@ class Readiness:
     async def _is_ready(self) -> bool:
         if self._launch.graph.of_role(Role.FRONTEND) is None:
             return {worker.state for worker in self._workers.read()} == {WorkerState.READY}
-        status, _, _ = (await get_health(self._launch.frontend_url, HEALTH_TIMEOUT_S)).partition(b"\r\n")
-        return b" 200 " in status
+        answer = await try_get(f"{self._launch.frontend_url}/health", timeout_s=HEALTH_TIMEOUT_S)
+        return answer is not None and answer.status == 200
 
     async def _missing(self) -> list[str]:
         """Return the servers and workers that are not ready yet, in words."""

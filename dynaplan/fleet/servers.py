@@ -55,7 +55,7 @@ from dynaplan.events.prefill_requests import prefill_stream
 from dynaplan.fleet.runtime_dir import MAX_SOCKET_PATH_BYTES, make_private_directory, write_private
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec
-from dynaplan.http.probe import get_health_at
+from dynaplan.http.client import try_get
 from dynaplan.process.connection_keeper import KEEPER_VARIABLE
 from dynaplan.process.kernel import isolated_command
 from dynaplan.store import connections
@@ -365,7 +365,8 @@ def find_nats_server() -> str:
 
 
 async def _etcd_is_healthy(client_socket: Path) -> bool:
-    return b'"true"' in await get_health_at(client_socket, PROBE_TIMEOUT_S)
+    answer = await try_get("http://etcd/health", timeout_s=PROBE_TIMEOUT_S, unix_socket=str(client_socket))
+    return answer is not None and '"true"' in answer.text
 
 
 async def _nats_is_healthy(port: int, token: str) -> bool:

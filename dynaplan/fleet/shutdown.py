@@ -33,7 +33,7 @@ from dynaplan.fleet.rules.observing import unmanaged
 from dynaplan.fleet.watchers import service_of, services_stopped_first
 from dynaplan.graph.lifecycle import Worker
 from dynaplan.graph.model import GraphSpec
-from dynaplan.http.probe import get_text
+from dynaplan.http.client import try_get
 from dynaplan.process.ports import Processes
 from dynaplan.process.supervisor_link import SupervisorLink
 from dynaplan.store import connections
@@ -306,5 +306,6 @@ async def show_drain(urls: Sequence[str], timeout_s: float, line: ProgressLine |
 
 async def requests_in_flight(urls: Sequence[str]) -> int:
     """Return the requests that these processes have accepted and not answered, by their ``/metrics``."""
-    answers = await asyncio.gather(*(get_text(url, "/metrics", IN_FLIGHT_POLL_S) for url in urls))
-    return sum(int(float(found[1])) for answer in answers if (found := _IN_FLIGHT.search(answer)))
+    asked = (try_get(f"{url}/metrics", timeout_s=IN_FLIGHT_POLL_S) for url in urls)
+    said = (answer.body for answer in await asyncio.gather(*asked) if answer)
+    return sum(int(float(found[1])) for text in said if (found := _IN_FLIGHT.search(text)))

@@ -216,3 +216,16 @@ async def get(url: str, token: str = "", *, timeout_s: float, tls: ClientTls = T
     """Get what is at that address, over a connection of its own; raises OSError unless the status is 200."""
     async with HttpClient(token, tls, keeps_connections=False, connect_timeout_s=timeout_s) as client:
         return await client.get(url, timeout_s=timeout_s)
+
+
+async def try_get(url: str, *, timeout_s: float, unix_socket: str = "") -> WholeAnswer | None:
+    """Get what a server of this host answers, whatever its status; None without an answer in time.
+
+    Its certificate is not checked: nobody can listen in between.
+    """
+    own = HttpClient(tls=False, keeps_connections=False, unix_socket=unix_socket, connect_timeout_s=timeout_s)
+    try:
+        async with own as client:
+            return await client.request("GET", url, timeout_s=timeout_s)
+    except OSError:
+        return None

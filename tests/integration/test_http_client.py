@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from dynaplan.http.client import HttpClient, NotConnected, get
+from dynaplan.http.client import HttpClient, NotConnected, get, try_get
 from dynaplan.http.limits import ConnectionLimits
 from dynaplan.http.messages import Request, Response
 from dynaplan.http.server import HttpServer
@@ -82,6 +83,25 @@ async def test_where_nobody_listens_nothing_has_left() -> None:
 async def test_a_malformed_address_is_a_failure_like_any_other(address: str) -> None:
     with pytest.raises(NotConnected):
         await get(address, timeout_s=5)
+
+
+async def test_a_try_returns_any_answer_over_a_unix_socket_too_and_none_for_silence_and_absence(
+    url: str, runtime_dir: Path
+) -> None:
+    assert (await try_get(f"{url}/refuses", timeout_s=5)).status == 404  # type: ignore[union-attr]
+    assert await try_get(f"{url}/hangs", timeout_s=0.05) is None
+    assert await try_get("http://127.0.0.1:1/health", timeout_s=5) is None
+    assert await try_get("", timeout_s=5) is None
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\ntrue")
+        writer.close()
+
+    async with await asyncio.start_unix_server(answer, runtime_dir / "s"):
+        said = await try_get("http://any/health", timeout_s=5, unix_socket=str(runtime_dir / "s"))
+    assert said and said.text == "true"
+    assert await try_get("http://any/", timeout_s=5, unix_socket=str(runtime_dir / "nobody")) is None
 
 
 async def test_an_answer_that_does_not_come_in_time_is_a_timeout_and_its_connection_is_closed(

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from dynaplan.http.probe import get_health
+from dynaplan.http.client import try_get
 from dynaplan.process.heartbeats import Heartbeats
 from dynaplan.util.clock import Clock
 
@@ -107,4 +107,4 @@ class HealthPoll:
 
 async def answers(url: str, within_s: float) -> bool:
     """Tell whether a worker answers anything to ``GET {url}/health`` within that time, in seconds."""
-    return (await get_health(url, within_s)).startswith(b"HTTP/")
+    return await try_get(f"{url}/health", timeout_s=within_s) is not None

@@ -30,6 +30,8 @@ from dynaplan.contract.model_keys import MODEL_MEMORY, ModelReport
 from dynaplan.engines.timing_model.learnt_timing import UNKNOWN_MACHINE, LearntTiming, describe
 from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.graph.lifecycle import Role, Worker, WorkerEvent, WorkerState
+from dynaplan.http.client import WholeAnswer
+from dynaplan.http.messages import Headers
 from dynaplan.planner.learnt_timings import LearntTimings
 from dynaplan.process import process_table
 from dynaplan.process.heartbeats import Heartbeat
@@ -82,12 +84,12 @@ def test_a_worker_that_lost_its_registration_is_not_loading_but_says_so() -> Non
 async def test_a_worker_that_somebody_told_to_leave_is_draining_and_another_that_is_lost_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = {"http://drains": b'HTTP/1.0 503\r\n\r\n{"status": "draining"}', "http://hangs": b""}
+    said = {"http://drains": WholeAnswer(503, Headers(()), b'{"status": "draining"}'), "http://hangs": None}
 
-    async def get_text(url: str, path: str, within_s: float) -> bytes:
-        return said[url]  # that of a ready worker, or of one without an address, is not asked for
+    async def get(url: str, *, timeout_s: float) -> WholeAnswer | None:
+        return said[url.removesuffix("/health")]  # a ready worker, or one without an address, is not asked
 
-    monkeypatch.setattr("dynaplan.cli.status_document.get_text", get_text)
+    monkeypatch.setattr(status_document, "try_get", get)
     ready = replace(worker("VllmWorker"), pid=7, url="http://ready")
     drains, hangs = (replace(ready.after(WorkerEvent.UNREGISTERED, 100.0), name=url, url=url) for url in said)
     assert await read_draining([ready, drains, hangs, worker("VllmWorker", STARTING)]) == {"http://drains"}
