@@ -144,6 +144,7 @@ class Supervisor:
         while True:
             self._wait(self._due_s())
             status = self._handle_events()
+            # The exit first: each question below is about the state that it leads to.
             if status is not None:
                 self._record_exit(status)
                 if life.state == OVER:
@@ -297,7 +298,7 @@ class Supervisor:
                 is_exit = found.si_code == os.CLD_EXITED
                 self._ended.add(pid)
                 self._post(("ended", pid, found.si_status << 8 if is_exit else found.si_status))
-        if self._link is None or status is not None:
+        if self._link is None or status is not None:  # nobody is there who would note them
             for pid in list(self._ended):
                 self._forget(pid)
         while (orphan := self._find_ended_orphan()) is not None:

@@ -160,7 +160,7 @@ class KvIndex:
             taken = self._given_up
             for other in self._bits.values():
                 taken |= other
-            bit = self._bits[worker] = ~taken & (taken + 1)
+            bit = self._bits[worker] = ~taken & (taken + 1)  # the lowest that is 0: 0b1011 -> 0b0100
         return bit
 
     def _evict(self) -> None:

@@ -234,6 +234,7 @@ class Reconciler:
             each.name for each in after.fleet if each.name in renewed and each.state in COUNTS
         }
         if not self._record_all(after.fleet):
+            # Who leaves goes on leaving: what is put off is only what nobody could adopt after a crash.
             started = after.started(before)
             after = replace(after, fleet=tuple(worker for worker in after.fleet if worker not in started))
             self._record_all(after.fleet)
@@ -276,7 +277,7 @@ class Reconciler:
             missed = gpus.claim_for(after.fleet)
             models = models.without(missed)
             if missed.keys() <= unusable.keys():
-                return after
+                return after  # it comes to that: each further round has one GPU fewer
             unusable |= missed
 
     def _reserved(self, fleet: tuple[Worker, ...]) -> dict[int, str]:
@@ -301,6 +302,7 @@ class Reconciler:
                 await self._ensure_process(worker)
         for worker in list(self._workers.values()):
             if worker.state is WorkerState.DRAINING:
+                # One without a pid may run: the last reconciler ended between starting it and writing that.
                 await (self._termination.advance(worker) if worker.pid else self._ensure_process(worker))
 
     async def _ensure_process(self, worker: Worker) -> None:

@@ -330,4 +330,4 @@ class StoreLink:
             return False
         except PermanentError as error:
             log.warning("the store refused: %s", error)
-            return True
+            return True  # the same call would be refused again

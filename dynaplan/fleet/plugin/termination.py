@@ -108,6 +108,7 @@ class Termination:
             if self._runs(worker):
                 steps.gone_since_s = None
                 continue
+            # /proc tells of an end at once, circus of its code a moment later, or never while serve is away.
             if steps.gone_since_s is None:
                 steps.gone_since_s = now_s
             is_late = now_s - steps.gone_since_s > EXIT_CODE_TIMEOUT_S
@@ -119,7 +120,7 @@ class Termination:
                 exits[worker.name] = Exit(code, self._last_lines(worker), killer)
                 del self._steps[worker.name]
                 remove_files_of(worker.name, self._launch.scratch_dir)
-        if not self.gone:
+        if not self.gone:  # else a kill may be of the one whose end is still waited for
             self._known_oom_kills = kills
         return exits
 

@@ -118,6 +118,7 @@ def _registered(worker: Worker, world: World) -> Worker:
         return worker
     instance = world.instances.get(worker.name)
     if worker.state is WorkerState.DRAINING and instance is not None:
+        # Told to leave while it loaded: it may have requests now, and gets the time that those need.
         return replace(worker, url=instance.url)
     if worker.state not in (WorkerState.STARTING, WorkerState.READY):
         return worker

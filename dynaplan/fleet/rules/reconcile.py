@@ -113,7 +113,9 @@ def reconcile(
     removed = {worker.name: why for worker, why in leaving.values() if worker.state in _WITHOUT_PROCESS}
     staying = tuple(_next(worker, leaving, now_s) for worker in fleet if worker.name not in removed)
     failures = {} if retry_failed else _failures(worker for worker in fleet if worker.name in removed)
+    # After the removals: their names and GPUs are free for those that start.
     started, waiting = _starts(graph, staying, wanted, inventory, unusable, now_s, vacating, models)
+    # After the starts: a ready worker stays on its reserved GPU while another of its service starts.
     staying = _vacated(staying, started, vacating, now_s)
     started = tuple(replace(worker, failures=failures.get(worker.component, 0)) for worker in started)
     return Reconciled((*staying, *started), removed, waiting)

@@ -65,7 +65,7 @@ class Demands:
     def _serve(self, name: str, due_s: float) -> None:
         """Decide about one demand; the letters are those of the module's head."""
         draft, wanted = self._draft, self._wanted(name)
-        draft.future.pop(name, None)
+        draft.future.pop(name, None)  # what a sleeper holds is part of what it needs when it wakes
         forced = self._forced(name, draft.future)
         choice = None if forced else choose(wanted, draft.devices, draft.future, [])
         if choice is not None and self._start(wanted):  # a
@@ -115,6 +115,7 @@ class Demands:
         draft, name = self._draft, wanted.model
         settings, others = draft.settings(name), {k: v for k, v in draft.present.items() if k != name}
         free_again_s = self._now_s + load_s(settings, draft.statuses[name]) + settings.min_stay_s
+        # inf: nobody is in line before it, so a has looked at all room there is. -inf: all room is promised.
         is_in_time = free_again_s < self._backfill_until_s < inf
         if not is_in_time or settings.is_pinned or self._forced(name, others):
             return False
