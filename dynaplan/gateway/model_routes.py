@@ -279,7 +279,7 @@ class ModelRoutes:
         return self._models.usable_by(self._path.admission.check_key(request.headers))
 
     async def _document(self, request: Request) -> dict[str, Any]:
-        """Return a body that only names a model."""
+        """Read a body that names a model, and is short for that; raises ApiError for a longer one."""
         with self._path.bodies.body() as share:
             body = await self._body(request, share)
         if len(body) > MAX_INLINE_PARSE_BYTES:

@@ -254,7 +254,7 @@ class Graph:
         return replace(self, models=services)
 
     def _of_models(self, role: Role, components: Mapping[str, str]) -> tuple[Service[Any], ...]:
-        """Return a service for each of these models, as the one of that role."""
+        """Return a service for each model: a copy of the graph's service of that role, by component."""
         template = next((each for each in self._linked() if each.role is role), None)
         if template is None and components:
             raise GraphError(

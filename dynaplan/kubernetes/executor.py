@@ -68,7 +68,10 @@ def deletion_cost(load: WorkerLoad) -> int:
 
 @dataclass(frozen=True)
 class Budget:
-    """GPUs that all workers may hold together, and those of a worker whose object does not say it."""
+    """GPUs that all workers may hold together (``gpus``).
+
+    ``of_worker`` are those of one worker by role, for an object that does not say how many it asks for.
+    """
 
     gpus: float
     of_worker: Mapping[Role, float]

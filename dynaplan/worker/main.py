@@ -70,7 +70,7 @@ class WorkerEnvironment:
 
     @classmethod
     def read(cls, environment: Mapping[str, str], service_name: str) -> WorkerEnvironment:
-        """Read the variables; raises ConfigError for a number that is no number."""
+        """Read the variables; raises ConfigError for one that should be a number and is none."""
         namespace = environment.get("DYN_NAMESPACE", "dynamo")
         return cls(
             namespace=namespace,

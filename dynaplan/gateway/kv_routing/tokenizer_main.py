@@ -74,7 +74,7 @@ class SegmentedTokenizer:
         return ids
 
     def encode_with_specials(self, text: str) -> bytes:
-        """Return the ids with those tokens that the tokenizer adds by itself, as a beginning of the text."""
+        """Return the ids of the text, and of the tokens that the tokenizer adds around it, such as BOS."""
         return _pack(self._tokenizer.encode(text).ids)
 
     def _segments(self, text: str) -> list[str]:

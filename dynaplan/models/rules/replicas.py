@@ -105,7 +105,7 @@ class _Pool:
         return is_of_model and worker.is_prefill == self.is_prefill
 
     def serving(self, draft: Draft) -> list[str]:
-        """Return its workers that stay."""
+        """Return the pool's workers that serve and are not to leave."""
         return [
             name
             for name, each in draft.statuses.items()

@@ -74,7 +74,7 @@ def _observed(record: DecisionRecord) -> list[str]:
 
 
 def _usage(usage: float) -> str:
-    """Return a KV usage, and how it can be more than the whole cache."""
+    """Return a KV usage in words; one above 1, more than the whole cache, says how that comes."""
     waiting = f" (each request that waits adds {KV_USAGE_PER_WAITING_REQUEST:g})" if usage > 1 else ""
     return f"{usage:.3g}{waiting}"
 
