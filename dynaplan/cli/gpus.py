@@ -22,6 +22,7 @@ from dynaplan.cli.scale_counts import change_entries, current_entries
 from dynaplan.contract.gpu_standing import SET_APART, GpuStanding, GpuStandings
 from dynaplan.contract.gpus import GB, Gpu, GpuActivity, GpuUse
 from dynaplan.contract.holds import MAX_GPU_INDEX, RESERVATIONS, ReservedGpus, reserved_words
+from dynaplan.fleet.deployments import find_deployments
 from dynaplan.fleet.gpu_claims import NodeClaims
 from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
 from dynaplan.fleet.plugin.gpu_availability import GpuClaims
@@ -90,8 +91,6 @@ def command(namespace: str | None, as_json: bool, retire: int | None, readmit: i
             _change_standing(connect(namespace), index, is_readmitted=readmit is not None, is_sure=yes)
         )
         return
-    from dynaplan.fleet.deployments import find_deployments
-
     try:
         running = find_deployments(namespace)
     except DeploymentError:

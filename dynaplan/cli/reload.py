@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynaplan.cli.options import config_file_option, namespace_argument, step_timeout_option
+from dynaplan.cli.reload_models import check_prefill_queue, model_changes, put_away
 from dynaplan.cli.restart import replace_worker, replace_workers, request_replacement
 from dynaplan.cli.running_deployment import connect
 from dynaplan.cli.scale_counts import expected_times
@@ -208,8 +209,6 @@ def _reload_models(
     yes: bool,
 ) -> None:
     """Show which models are added, changed and removed, and apply that; see ``reload_models``."""
-    from dynaplan.cli.reload_models import check_prefill_queue, model_changes, put_away
-
     assert new.before is not None
     check_prefill_queue(new.graph or launch.graph, os.environ)
     changes = model_changes(new.before, new.config)

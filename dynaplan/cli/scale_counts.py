@@ -32,6 +32,7 @@ from dynaplan.contract.store_keys import (
     scaling_key,
     scaling_prefix,
 )
+from dynaplan.fleet.launch import read_launch
 from dynaplan.fleet.rules.lost_keys import TimedEntries
 from dynaplan.fleet.rules.statefile import Document, planner_keys_of
 from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
@@ -228,8 +229,6 @@ class ScaleTimes:
 
 def expected_times(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleTimes:
     """Return the learnt and configured times of the wanted roles; the longest of several."""
-    from dynaplan.fleet.launch import read_launch
-
     try:
         launch = read_launch(found.runtime_dir)
     except (OSError, ValueError, KeyError, TypeError, UserError):

@@ -16,6 +16,7 @@ import click
 
 from dynaplan.cli.options import config_file_option
 from dynaplan.cli.service_options import ServiceOptionsCommand
+from dynaplan.config.model_entries import planned_models
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.settings.worker import SimOptions
@@ -221,7 +222,6 @@ def many_models(
     """Return the models of ``--models``, or of a file with a section ``Models``, and which of them may be
     loaded at once; no models where there is neither."""
     from dynaplan.cli.imported_models import read_config_file
-    from dynaplan.config.model_entries import planned_models
     from dynaplan.lab.simulate.many_models import constraints_of, models_of, read_models
 
     if text or not file:

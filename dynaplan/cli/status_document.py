@@ -32,6 +32,7 @@ from dynaplan.cli.scale_counts import (
     statefile_holds,
 )
 from dynaplan.cli.timing import HEALTH_TIMEOUT_S, ROUTING_TIMEOUT_S, STATUS_STORE_TIMEOUT_S
+from dynaplan.config import certificates
 from dynaplan.config.service_config import section_options
 from dynaplan.contract.holds import HOLDS, RESERVATIONS, ReservedGpus, RoleHolds, reserved_words
 from dynaplan.contract.model_keys import (
@@ -44,11 +45,20 @@ from dynaplan.contract.model_keys import (
     reports_in,
 )
 from dynaplan.contract.store_keys import FREE_GPUS, SCALED_ROLES, DesiredCounts, by_name, fleet_key
+from dynaplan.engines.llamacpp.saved_slots import saved_by_model
+from dynaplan.fleet.launch import read_launch
+from dynaplan.fleet.rules.observing import unmanaged
 from dynaplan.fleet.rules.statefile import planner_keys_of
+from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
+from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
 from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.http.client import WholeAnswer, get, try_get
 from dynaplan.http.routes import ALL_METRICS_PATH, EVENTS, ROUTING_PATH, TURNS_PATH
 from dynaplan.models.model import HOST
+from dynaplan.planner.learnt_timings import LearntTimings
+from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
+from dynaplan.process import process_table
+from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, HeartbeatFiles
 from dynaplan.store.instances import PUBLIC_URL, SERVICES_PREFIX, Instance, public_urls
 from dynaplan.util.documents import parse_object
 from dynaplan.util.durations import local_time, wall_clock
@@ -64,7 +74,6 @@ if TYPE_CHECKING:
     from dynaplan.graph.lifecycle import Worker
     from dynaplan.http.tls import ClientTls
     from dynaplan.planner.ports import WorkerLoadSource
-    from dynaplan.store.instances import Instance
     from dynaplan.store.port import Store
 
 
@@ -112,8 +121,6 @@ class StatusReader:
     """
 
     def __init__(self, namespace: str) -> None:
-        from dynaplan.config import certificates
-        from dynaplan.planner.metrics.worker_loads import HttpWorkerLoads
         from dynaplan.store import connections
 
         self._namespace = namespace
@@ -144,8 +151,6 @@ class StatusReader:
 
 async def read_store(store: Store, namespace: str) -> DeploymentState:
     """Read what the store has of a deployment; its workers are not asked."""
-    from dynaplan.fleet.unreadable import prefixes, uncallable, unreadable
-
     read = *prefixes(namespace), MODEL_DEMAND.prefix(namespace)
     try:
         async with asyncio.timeout(STATUS_STORE_TIMEOUT_S):
@@ -196,7 +201,6 @@ def deployment_document(
     found: RunningDeployment, answers: DeploymentState, routed: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
     from dynaplan.fleet.reattach.versions import read_serve
-    from dynaplan.fleet.rules.observing import unmanaged
 
     serve, pid = read_serve(found.runtime_dir), serve_pid(found)
     held = (answers.holds or statefile_holds(found.document)).by_role
@@ -302,9 +306,6 @@ def on_request_rows(found: RunningDeployment, answers: DeploymentState) -> dict[
 
 def saved_kv(found: RunningDeployment) -> dict[str, SavedKv]:
     """Return the KV entries that models have saved, by model."""
-    from dynaplan.engines.llamacpp.saved_slots import saved_by_model
-    from dynaplan.fleet.launch import read_launch
-
     try:
         directory = read_launch(found.runtime_dir).scratch_dir
     except (OSError, ValueError, KeyError, TypeError):  # it ends just now
@@ -365,8 +366,6 @@ def _learnt(found: RunningDeployment) -> list[str]:
 
 def learnt_lines(record: Mapping[str, Any]) -> list[str]:
     """Return what a recorded decision knew of the engines' steps; none of a record of another form."""
-    from dynaplan.planner.learnt_timings import LearntTimings
-
     try:
         known = LearntTimings.from_json(record["observation"].get("learnt") or {})
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -384,7 +383,6 @@ def _kv_scale_up(settings: PlannerSettings | None) -> float | None:
 def _dispatch(found: RunningDeployment) -> str | None:
     """Return the order in which queued prompts are computed; None where nothing sets a deadline."""
     from dynaplan.config.frontend import configured_deadline
-    from dynaplan.config.service_config import section_options
 
     config = service_config(found)
     deadline = configured_deadline(config, section_options(config, "Planner"))
@@ -449,8 +447,6 @@ def illness_lines(standings: GpuStandings) -> list[str]:
 
 def _troubles(found: RunningDeployment) -> list[str]:
     """Return a sentence for each process of ours that is dead or silent, and for each GPU that is ill."""
-    from dynaplan.process.heartbeats import PLUGIN_HEARTBEAT, SERVE_HEARTBEAT, HeartbeatFiles
-
     hints = {
         SERVE_HEARTBEAT: ("`dynaplan serve`", "If it was stopped: `kill -CONT {pid}`"),
         PLUGIN_HEARTBEAT: ("the fleet plugin", "The states above may be old; serve starts it again"),
@@ -475,9 +471,6 @@ def _troubles(found: RunningDeployment) -> list[str]:
 
 def usual_start_s(found: RunningDeployment) -> dict[str, float | None]:
     """Return the usual start-up time of each worker in seconds, by name; None when none was measured."""
-    from dynaplan.config.service_config import section_options
-    from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
-
     config = service_config(found)
     times = StartupTimesFile.beside(found.statefile).read()
     return {
@@ -584,8 +577,6 @@ def unreachable_notes(instances: Iterable[Instance]) -> list[str]:
 
 def uptime_s(started_at: int) -> float | None:
     """Return the seconds since a process began; ``started_at`` is in clock ticks since boot."""
-    from dynaplan.process import process_table
-
     return process_table.age_s(started_at) if started_at else None
 
 
@@ -597,15 +588,11 @@ def is_lost(row: Mapping[str, Any]) -> bool:
 
 def _is_alive(worker: Worker) -> bool | None:
     """Return whether the worker's process runs; None for a worker that has none."""
-    from dynaplan.process import process_table
-
     return process_table.identify(worker.pid) == worker.started_at if worker.pid else None
 
 
 def _uptime_of(instance: Instance) -> float | None:
     """Return the age of its process, which is known on its own host only."""
-    from dynaplan.process import process_table
-
     if instance.network != process_table.network():
         return None
     return uptime_s(process_table.identify(instance.pid) or 0)
@@ -632,8 +619,6 @@ async def read_keys(found: RunningDeployment, instances: Iterable[Instance]) -> 
 
 async def ask_frontends(instances: Iterable[Instance], path: str) -> dict[str, dict[str, Any]]:
     """Ask the frontends among these for a document of their own; {} of one that does not answer."""
-    from dynaplan.config import certificates
-
     frontends = {each.worker: each.url for each in instances if PUBLIC_URL in each.card}
     tls = certificates.authorities(os.environ)
     answers = await asyncio.gather(*(_answer(url + path, tls) for url in frontends.values()))

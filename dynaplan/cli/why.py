@@ -19,7 +19,8 @@ from dynaplan.cli.running_deployment import (
     planner_components,
     service_config,
 )
-from dynaplan.cli.scale_counts import current_entries, statefile_holds
+from dynaplan.cli.scale_counts import current_entries, planner_settings, statefile_holds
+from dynaplan.cli.status_document import read_keys, read_store
 from dynaplan.cli.status_view import hold_lines
 from dynaplan.cli.timing import REMOVALS_TIMEOUT_S
 from dynaplan.config.overrides import MODELS
@@ -28,7 +29,7 @@ from dynaplan.contract.model_keys import model_events_in
 from dynaplan.contract.store_keys import fleet_key
 from dynaplan.fleet.rules.reconcile import Removal, removals_in
 from dynaplan.fleet.rules.statefile import planner_keys_of
-from dynaplan.planner.recorders.decision_log import record_time_s
+from dynaplan.planner.recorders.decision_log import recent_records, record_time_s
 from dynaplan.planner.recorders.manual_changes import ManualChange
 from dynaplan.planner.rules.explain import explain, is_change
 from dynaplan.store import connections
@@ -80,8 +81,6 @@ def command(namespace: str | None, last: int, changes: bool) -> None:
 
 
 async def _asking(found: RunningDeployment) -> list[dict[str, Any]]:
-    from dynaplan.cli.status_document import read_keys, read_store
-
     async with connections.open_store() as store:
         return await read_keys(found, (await read_store(store, found.namespace)).registered)
 
@@ -111,9 +110,6 @@ def no_decisions(found: RunningDeployment, what: str, model: str = "", component
 
     ``model`` is the one whose planner it is, empty where a planner plans for all workers.
     """
-    from dynaplan.cli.scale_counts import planner_settings
-    from dynaplan.planner.recorders.decision_log import recent_records
-
     if model:
         text = (
             f"No {what} about {model} yet. Its planner decides every adjustment-interval while it is loaded."

@@ -135,7 +135,7 @@ class _Frame:
 
     @classmethod
     def around(cls, text: str, line: bytes) -> _Frame | None:
-        """Return the frame of a line, an event whose text is ``text``; None where the line has another form."""
+        """Return the frame of a line whose event has this text; None where the line has another form."""
         found = _FRAME.fullmatch(line)
         is_text = found is not None and json.loads(b'"%b"' % found[2]) == text
         return cls(found[1], found[3]) if found and is_text else None
