@@ -49,6 +49,33 @@ async def test_targets_get_the_workers_that_the_traffic_needs_and_give_them_back
     assert record["observation"]["traffic"]["requests"] is not None
 
 
+async def test_no_more_requests_run_on_a_worker_than_the_planner_lets_and_all_are_answered(
+    deploy: Callable[..., Deployment],
+) -> None:
+    options = (
+        *("--Planner.policy=sla", "--Planner.ttft=60000", "--Planner.adjustment-interval=1"),
+        *("--Planner.metric-pulling-interval=0.25", "--Planner.max-running-requests=3"),
+        *("--Planner.max-gpu-budget=1", f"--VllmWorker.profile={PROFILE}"),
+    )
+    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *options)
+    async with Load(deployment.url, MODEL, clients=12, tokens=60, prompt="word " * 50) as load:
+
+        async def is_full() -> bool:
+            return await asyncio.to_thread(running, deployment) == 3
+
+        await eventually(is_full, 40)
+        assert max([await asyncio.to_thread(running, deployment) for _ in range(4)]) == 3
+        await load.stop()
+    assert load.incomplete == []
+    assert "running limit: 3 at once on a worker" in deployment.run("why").stdout
+
+
+def running(deployment: Deployment) -> int:
+    """The requests that the workers' engines have."""
+    document = json.loads(deployment.run("status", "--json").stdout)
+    return sum(each["running"] or 0 for each in document["workers"] if each["role"] == "decode")
+
+
 TWO_NUMBERS = (
     "--Planner.policy=sla",
     "--Planner.ttft=250",
