@@ -1,7 +1,7 @@
 """What the planner sets of running workers besides their number, by the same model that counts them.
 
 Each setting is live: frontends follow it, and no worker is started again. While traffic is not known the last
-one stays; while the engines' steps are not known yet there is none.
+one stays. While the engines' steps are not known yet only a number of requests that a person named is set.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def tune(situation: Situation, model: PerformanceModel | None) -> tuple[Tuning, 
     if not settings.tuned or model is None:
         return Tuning(), []
     if learnt.lacking(is_disaggregated=situation.is_disaggregated):
-        return Tuning(), []
+        return _without_model(situation)
     steady = _present(situation, model)
     if steady is None:
         return situation.state.tuning, []
@@ -47,6 +47,22 @@ def tune(situation: Situation, model: PerformanceModel | None) -> tuple[Tuning, 
         )
         steps.append(DecisionStep(LOCAL_PREFILL, current, current, why))
     return tuning, steps
+
+
+def _without_model(situation: Situation) -> tuple[Tuning, list[DecisionStep]]:
+    """Return the number of running requests that a person named; who waits is judged by measured times.
+
+    The room is half of the TTFT target, and a request holds its place for as long as one took lately.
+    """
+    settings, traffic, current = situation.settings, situation.observation.traffic, situation.current
+    asked = settings.max_running_requests
+    if not isinstance(asked, int):
+        return Tuning(), []
+    if traffic is None or not traffic.duration_ms:
+        return situation.state.tuning, []
+    limit = RunningLimit(asked, settings.ttft_ms / 2000, 1000 * asked / traffic.duration_ms)
+    why = f"{asked} at once on a worker, as asked for; others wait half of the TTFT target at most"
+    return Tuning(limit), [DecisionStep(RUNNING_LIMIT, current, current, why)]
 
 
 def _present(situation: Situation, model: PerformanceModel) -> SteadyState | None:

@@ -66,10 +66,12 @@ class TuningPublisher:
 
     async def _set_live(self, key: str, text: str, lease: int) -> None:
         """Set a live setting, unless somebody else has set it, whose it then is."""
+        if not text and not self._live.get(key):
+            return
         item = await self._store.get(key)
         if item and item.value != self._live.get(key, ""):
             log.info("%s is %s by somebody else's will, and stays", key, item.value)
-        elif item or text:
+        else:
             await self._set(key, text, lease)
             self._live[key] = text
 

@@ -29,7 +29,7 @@ async def test_a_limit_is_published_changed_and_withdrawn() -> None:
     store = FakeStore()
     published = publisher(store)
     await published.publish(Tuning())
-    assert not store.granted
+    assert not store.items
     for limit in (LIMIT, RunningLimit(5, 0.5, 2.0)):
         await published.publish(Tuning(limit))
         assert RunningLimit.from_text(store.items[KEY].value) == limit
@@ -60,7 +60,7 @@ async def test_what_the_store_has_lost_is_written_again() -> None:
     store.come_back()
     await published.publish(Tuning(LIMIT))
     assert KEY in store.items
-    await store.revoke(next(iter(store.leases)))
+    await store.revoke(store.items[KEY].lease)
     await asyncio.sleep(30.0)
     await published.publish(Tuning(LIMIT))
     assert KEY in store.items
@@ -76,6 +76,18 @@ async def test_a_length_that_somebody_else_has_set_stays() -> None:
     assert store.items[LENGTH_KEY].value == "512"
     await published.close()
     assert list(store.items) == [LENGTH_KEY]
+
+
+async def test_who_sets_no_length_says_nothing_of_one_that_somebody_else_has_set(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    store = FakeStore()
+    await store.put(LENGTH_KEY, "512")
+    published = publisher(store)
+    await published.publish(Tuning(LIMIT))
+    assert LENGTH_KEY not in caplog.text
+    await published.close()
 
 
 async def test_a_length_follows_the_load_and_gives_the_configured_one_back() -> None:

@@ -64,8 +64,12 @@ def test_off_says_and_sets_nothing() -> None:
     assert "running limit" not in why
 
 
-def test_without_known_steps_there_is_no_limit() -> None:
-    assert tuned(AUTO, LearntTimings(is_needed=True), BEFORE)[0] == Tuning()
+def test_without_known_steps_only_a_number_is_a_limit_and_measured_times_say_who_waits() -> None:
+    unknown = LearntTimings(is_needed=True)
+    assert tuned(AUTO, unknown, BEFORE)[0] == Tuning()
+    tuning, why = tuned(replace(AUTO, max_running_requests=8), unknown)
+    assert tuning.running_limit == RunningLimit(8, wait_s=0.25, ends_per_s=5.0)  # 1.6 s each, half of 500 ms
+    assert "8 at once on a worker, as asked for" in why
 
 
 def test_without_traffic_or_fleet_the_last_limit_stays() -> None:
