@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import dynaplan
+from dynaplan.contract.running_limits import RunningLimit
 from dynaplan.store.instances import Instance
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.keys import write_keys
@@ -30,6 +31,9 @@ CALLS_OF_REQUEST = 267
 
 CALLS_WITH_KEYS = 315
 """The same with one of 50 keys that have all limits, while nobody else waits."""
+
+CALLS_OF_LIMIT = 4
+"""A planner's limit of running requests, where there is a place."""
 
 CALLS_OF_EVENT = 7
 """Each further event, which comes and goes by itself."""
@@ -143,6 +147,15 @@ async def test_a_request_with_one_of_many_keys_makes_no_more_calls_than_the_base
     async with lock_step(api_keys=str(file)) as (here, step):
         calls = await calls_of(here, step, 2, "sk-k0")
     assert calls.total() <= CALLS_WITH_KEYS, calls.most_common()
+
+
+async def test_a_limit_of_running_requests_costs_no_more_calls_than_its_baseline() -> None:
+    async with lock_step() as (here, step):
+        before = await calls_of(here, step, 2)
+        for model in here.frontend._models.all:
+            model.router.places.follow(RunningLimit(100, wait_s=1.0, ends_per_s=1.0).to_text())
+        after = await calls_of(here, step, 2)
+    assert after.total() - before.total() <= CALLS_OF_LIMIT, (after - before).most_common()
 
 
 def of_the_path(objects: Iterable[object]) -> Counter[str]:

@@ -28,14 +28,10 @@ class RunningPlaces:
     def __init__(self, frontends: int, running: Callable[[], Sequence[int]]) -> None:
         self._frontends = frontends
         self._running = running
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.waiting: deque[asyncio.Future[None]] = deque()
+        """The requests that are held back now."""
         self._text = ""
         self.limit: RunningLimit | None = None
-
-    @property
-    def waiting(self) -> int:
-        """The requests that are held back now."""
-        return len(self._waiting)
 
     def follow(self, text: str) -> None:
         """Take over the limit as it is published; empty for none."""
@@ -56,26 +52,27 @@ class RunningPlaces:
     def hold_back(self) -> bool:
         """Tell whether a request that came now would wait for a place."""
         limit, running = self.limit, self._running()
-        return limit is not None and bool(running) and is_held_back(limit, running, len(self._waiting))
+        return limit is not None and bool(running) and is_held_back(limit, running, len(self.waiting))
 
-    async def wait(self) -> None:
-        """Return when a request may go to a worker: at once, unless it is worth waiting for a place."""
+    async def wait(self) -> bool:
+        """Wait until a request may go to a worker; False at once where it is not held back."""
         limit = self.limit
         if limit is None or not self.hold_back():
-            return
+            return False
         loop = asyncio.get_running_loop()
         place = loop.create_future()
-        self._waiting.append(place)
+        self.waiting.append(place)
         try:
             await asyncio.wait((place,), timeout=limit.wait_s)
         finally:
-            self._waiting.remove(place)
+            self.waiting.remove(place)
             loop.call_soon(self.wake)  # when this one is booked, or has left its place to another
+        return True
 
     def wake(self) -> None:
         """Let those that wait go to the places that are free; all of them where the limit is gone."""
-        if self._waiting:
-            free = free_places(self.limit, self._running()) if self.limit else len(self._waiting)
-            for place in list(self._waiting)[: max(0, free)]:
+        if self.waiting:
+            free = free_places(self.limit, self._running()) if self.limit else len(self.waiting)
+            for place in list(self.waiting)[: max(0, free)]:
                 if not place.done():
                     place.set_result(None)

@@ -147,9 +147,7 @@ class WorkerRouter:
 
     def book_at_once(self, turn: Turn | None = None) -> Booking | None:
         """Book the request at a worker that can take it now; None without one. Not in the mode ``kv``."""
-        if self.places.limit and not turn and self.places.hold_back():
-            return None
-        return self._book_now(NO_BLOCKS, turn)
+        return self._book_now(NO_BLOCKS, turn, may_wait=turn is None)
 
     async def book(
         self,
@@ -166,15 +164,16 @@ class WorkerRouter:
         least once a second meanwhile, and may end the wait. Who waits for his ``turn`` at workers that are
         there has no deadline.
         """
-        blocks = NO_BLOCKS
+        blocks, may_wait = NO_BLOCKS, turn is None
         while True:
             if self._prefixes and not blocks.tokens and self.instances:
                 blocks = await prompt_blocks(call, self.instances[0].card, self._inputs.tokenizers)
-            if self.places.limit and not turn:
-                await self.places.wait()
-            booking = self._book_now(blocks, turn)
+            booking = self._book_now(blocks, turn, may_wait=may_wait)
             if booking:
                 return booking
+            if may_wait and await self.places.wait():
+                may_wait = False
+                continue
             now_s = self._loop.time()  # before the check, which is to say first that the time is over
             if check:
                 await check()
@@ -233,7 +232,8 @@ class WorkerRouter:
         """Send nothing for ``AVOID_WORKER_S`` to an instance that refused a request or died over one."""
         self._book_of(instance).avoid_until_s = self._loop.time() + timing.AVOID_WORKER_S
 
-    def _book_now(self, blocks: PromptBlocks, turn: Turn | None = None) -> Booking | None:
+    def _book_now(self, blocks: PromptBlocks, turn: Turn | None, *, may_wait: bool) -> Booking | None:
+        """Book at a worker that can take the request now; None without one, or where it is held back."""
         now_s, books = self._loop.time(), self._books
         usable = self._usable(now_s)
         if not usable:
@@ -241,7 +241,10 @@ class WorkerRouter:
         if turn and self.turns and not (usable := self.turns.open_to(turn, usable, books)):
             return None
         if limit := self.places.limit:
-            usable = [each for each in usable if books[each.instance_id].in_flight < limit.most] or usable
+            below = [each for each in usable if books[each.instance_id].in_flight < limit.most]
+            if may_wait and (self.places.waiting or not below) and self.places.hold_back():
+                return None
+            usable = below or usable
         if not self._prefixes:
             return self._enter(self._choose(usable, {}, 0), NO_BLOCKS, 0, turn)
         overlaps = self._prefixes.overlaps(blocks, self._books, now_s)

@@ -39,7 +39,7 @@ async def test_one_more_than_the_limit_waits_until_one_has_ended() -> None:
     third = asyncio.create_task(routed.book(CALL, 0.0))
     await asyncio.sleep(1.0)
     assert not third.done()
-    assert routed.places.waiting == 1
+    assert len(routed.places.waiting) == 1
     first.close()
     await third
     assert now_s() == pytest.approx(1.0)
