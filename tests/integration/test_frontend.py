@@ -392,22 +392,6 @@ async def test_least_loaded_sends_to_the_one_with_fewer_requests() -> None:
         await asyncio.gather(*held)
 
 
-async def test_a_frontend_by_round_robin_takes_turns() -> None:
-    async with stage() as here:
-        workers = [await here.worker() for _ in range(3)]
-        for _ in range(6):
-            await here.post()
-    assert [len(worker.bodies) for worker in workers] == [2, 2, 2]
-
-
-async def test_kv_routing_sends_an_equal_beginning_to_the_same_worker() -> None:
-    async with stage(router="kv") as here:
-        workers = [await here.worker() for _ in range(2)]
-        for number in range(4):
-            await here.post(COMPLETIONS, prompt="once upon a time " * 50 + str(number))
-    assert sorted(len(worker.bodies) for worker in workers) == [0, 4]
-
-
 async def test_the_api_key_protects_the_api_and_not_the_probes() -> None:
     async with stage({"DYNAPLAN_API_KEY": "secret"}) as here:
         await here.worker()

@@ -26,8 +26,8 @@ from dynaplan.engines.server import engine as server_engine
 from dynaplan.engines.server.child import EngineChild
 from dynaplan.events.prefill_requests import RemotePrefillRequest
 from dynaplan.process.port_leases import PortLease
-from dynaplan.util.errors import ConfigError, PermanentError, TemporaryError, WorkerStartFailed
-from tests.contract.engine_workers import TOKEN, Worker, raw_post, starting
+from dynaplan.util.errors import PermanentError, TemporaryError, WorkerStartFailed
+from tests.contract.engine_workers import TOKEN, Worker, starting
 from tests.fakes.llama_server import write_program
 from tests.fakes.polling import PATIENCE_S, eventually
 from tests.fakes.processes import freeze
@@ -165,15 +165,6 @@ async def test_a_file_is_held_until_it_is_released_and_stopping_waits_for_that(
     assert files_in(tmp_path) == []
 
 
-async def test_a_file_that_nobody_releases_expires(start_worker: StartWorker, tmp_path: Path) -> None:
-    prefill = await start_worker("prefill")
-    prefill.engine._files.holds._hold_s = 0.05
-    await prefill.prefill(RemotePrefillRequest("a", path=CHAT, body=chat("hello")))
-    await prefill.engine.stop()
-    assert files_in(tmp_path) == []
-    assert prefill.engine.metrics()["dynaplan:kv_hand_offs_expired_total"] == 1
-
-
 async def test_work_that_comes_twice_leaves_no_file_behind(start_worker: StartWorker, tmp_path: Path) -> None:
     prefill = await start_worker("prefill")
     for _ in range(2):
@@ -244,31 +235,6 @@ async def test_whoever_finds_all_slots_taken_waits_for_one_in_his_turn(start_wor
     assert not third.done()
     await release(decode, "second")
     await third
-
-
-async def test_a_slot_whose_client_has_left_is_given_out_when_the_engine_has_noticed(
-    start_worker: StartWorker,
-) -> None:
-    decode = await start_worker("decode", parallel=1, remote_prefill=True)
-    fields = await reserve(decode, "first")
-    body = {"prompt": "hi", **WHOLE, "max_tokens": 1500, "stream": True, **fields}
-    async with raw_post(decode, body) as reader:
-        assert await reader.readuntil(b"data: ")
-        await release(decode, "first")
-        second = asyncio.create_task(reserve(decode, "second"))
-        await eventually(lambda: decode.engine._pool.waiting == 1)
-        assert await decode.engine._watch.count_requests() == 1
-        assert not second.done()
-    await second
-    assert await decode.requests() == 0
-
-
-async def test_a_reservation_whose_request_never_comes_is_taken_back(start_worker: StartWorker) -> None:
-    decode = await start_worker("decode", parallel=1, remote_prefill=True)
-    decode.engine._pool._unused_s = 0.01
-    await reserve(decode, "dead frontend's")
-    await reserve(decode, "another")
-    assert decode.engine.metrics()["dynaplan:kv_slots_taken_back_total"] == 1
 
 
 async def test_without_prefill_workers_nothing_is_reserved(start_worker: StartWorker) -> None:
@@ -453,28 +419,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "hint"),
-    [
-        ("n-predct", 5, "n-predict"),
-        ("n-predict", "many", "int"),
-        ("cache-type-k", "q9", "q8_0"),
-        ("gpu-memory-utilization", 0.5, "n-gpu-layers"),
-    ],
-)
-async def test_an_option_that_llamacpp_does_not_have_is_refused_by_name_and_never_tried_again(
-    tiny_gguf: Path, option: str, value: Any, hint: str
-) -> None:
-    section = {"model": str(tiny_gguf), option: value}
-    with pytest.raises(ConfigError, match=option) as raised:
-        KIND.check_ahead(section, 0)
-    assert hint in raised.value.hint
-    engine = LlamaCppEngine(section, EngineContext("w"))
-    with pytest.raises(WorkerStartFailed, match=option.replace("-", "_")):
-        await engine.start()
-    await engine.stop()
 
 
 async def test_options_reach_the_engine(start_worker: StartWorker) -> None:

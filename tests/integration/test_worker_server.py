@@ -221,23 +221,6 @@ async def test_without_the_token_only_open_routes_answer(plant: Plant) -> None:
             assert response.status == 200
 
 
-async def test_calls_take_turns_among_the_instances(plant: Plant) -> None:
-    class Named(Backend):
-        def __init__(self, name: str) -> None:
-            super().__init__()
-            self.name = name
-
-        async def plain(self, number: int) -> Any:
-            return self.name
-
-    await plant.add(Named("a"))
-    await plant.add(Named("b"))
-    await eventually(lambda: len(plant.discovery.instances("Backend", "large")) == 2)
-    answers = [(await collected(plant.client.plain(0)))[0] for _ in range(4)]
-    assert sorted(answers) == ["a", "a", "b", "b"]
-    assert answers[0] != answers[1]
-
-
 async def test_a_draining_instance_refuses_and_the_call_goes_to_another(plant: Plant) -> None:
     leaving = await plant.add(Backend())
     await plant.add(Backend())
@@ -332,16 +315,6 @@ async def test_a_connection_that_died_while_idle_fails_no_request(plant: Plant) 
     plant.servers.append(again)
     await again.start([internal_route(ServedEndpoint("plain", Backend().plain))])
     assert await collected(plant.client.plain(1)) == [{"number": 2}]
-
-
-async def test_a_call_waits_for_a_first_instance_and_then_says_what_is_missing(plant: Plant) -> None:
-    with pytest.raises(
-        TemporaryError, match="no instance of Backend answers plain: no instance is registered"
-    ):
-        await collected(plant.client.plain(1))
-    calling = asyncio.create_task(collected(plant.client.plain(1)))
-    await plant.add(Backend())
-    assert await calling == [{"number": 2}]
 
 
 async def test_an_instance_that_dies_in_the_middle_of_its_answer_is_an_error_and_not_a_short_answer(
