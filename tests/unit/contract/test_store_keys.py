@@ -78,9 +78,10 @@ def test_the_worker_that_leaves_first_is_named_for_one_decision(text: str, name:
     assert first_to_leave("ns", {}, 7) == ""
 
 
-def test_the_keys_are_those_of_the_original() -> None:
-    keys = [live_settings_prefix("ns") + name for name in LIVE_SETTINGS]
-    assert keys == ["/ns/disagg_router/max_local_prefill_length", "/ns/disagg_router/max_prefill_queue_size"]
+def test_the_keys_are_those_of_the_original_and_one_of_ours() -> None:
+    keys = {live_settings_prefix("ns") + name for name in LIVE_SETTINGS}
+    originals = {"max_local_prefill_length", "max_prefill_queue_size"}
+    assert keys == {f"/ns/disagg_router/{name}" for name in originals | {"max_local_running"}}
 
 
 @pytest.mark.parametrize(
