@@ -167,7 +167,8 @@ def gpu_rows(gpus: Iterable[BoxGpu]) -> list[tuple[str, ...]]:
     for each in gpus:
         used = "-" if each.use is None else f"{each.use.used_bytes / GB:.0f}"
         memory = f"{used} of {each.gpu.memory_bytes / GB:.0f} GB" if each.gpu.memory_bytes else "-"
-        doing = _known(each.activity.watts, ""), _known(each.activity.celsius, " C")
+        limit = "" if each.activity.limit_watts is None else f" of {each.activity.limit_watts:.0f}"
+        doing = _known(each.activity.watts, limit), _known(each.activity.celsius, " C")
         own: tuple[str, ...] = (str(each.gpu.index), each.gpu.name or "-", memory, *doing)
         for holder in each.holders or (GpuHolder("free"),):
             since = local_time(holder.since_unix_s) if holder.since_unix_s else ""

@@ -16,7 +16,7 @@ from dynaplan.util.tables import fold, text_table
 READY = "ready"
 NOT_LOADED = ("unloaded", "failed")
 
-COLUMNS_DROPPED = ("REQ/S", "GPUS", "LEAVES", "TOK/S")
+COLUMNS_DROPPED = ("WATTS", "WH/KTOK", "REQ/S", "GPUS", "LEAVES", "TOK/S")
 """The columns that a narrow screen does without, the first first."""
 
 Row = Mapping[str, Any]
@@ -54,7 +54,7 @@ def model_rows(
 def table_rows(rows: Mapping[str, Row], now_s: float) -> list[tuple[str, ...]]:
     """Return the table, its headings first; workers have a column where a model may have several.
 
-    The load of the last minute has columns where it was followed.
+    The load of the last minute, and the power, have columns where they were followed.
     """
     have_several = any(row["max_workers"] > 1 or row["prefill"] for row in rows.values())
     headings = ("MODEL", "STATE", "WORKERS", "MEMORY", "GPUS", "RUNNING", "WAITING", "LEAVES")
@@ -64,6 +64,9 @@ def table_rows(rows: Mapping[str, Row], now_s: float) -> list[tuple[str, ...]]:
     if any("load" in row for row in rows.values()):
         rates = [("REQ/S", "TOK/S"), *(_rates(row.get("load")) for row in rows.values())]
         table = [(*each, *more) for each, more in zip(table, rates, strict=True)]
+    if any(row.get("power") for row in rows.values()):
+        powers = [("WATTS", "WH/KTOK"), *(_power(row.get("power")) for row in rows.values())]
+        table = [(*each, *more) for each, more in zip(table, powers, strict=True)]
     return table
 
 
@@ -130,6 +133,14 @@ def _cells(name: str, row: Row, now_s: float) -> tuple[str, ...]:
 
 def _rates(load: Row | None) -> tuple[str, str]:
     return (f"{load['requests_per_s']:.1f}", f"{load['tokens_per_s']:.0f}") if load else ("-", "-")
+
+
+def _power(power: Row | None) -> tuple[str, str]:
+    """Return the watts, and the watt-hours per 1,000 tokens."""
+    if not power:
+        return "-", "-"
+    energy = power["wh_per_1000_tokens"]
+    return f"{power['watts']:.0f}", "-" if energy is None else f"{energy:.2g}"
 
 
 def _workers(pool: Row) -> str:

@@ -116,6 +116,14 @@ ON_EVENT_VARIABLE = "DYNAPLAN_ON_EVENT"
     help="Ask for one of the keys of this file: see `dynaplan keys`.",
 )
 @click.option(
+    "--power-cap",
+    "power_caps",
+    metavar="[HH:MM-HH:MM=]WATTS",
+    multiple=True,
+    callback=lambda ctx, parameter, caps: tuple(map(power_cap, caps)),
+    help="The most that a GPU may draw: 250W, or 22:00-07:00=250W at hours of the day; repeatable.",
+)
+@click.option(
     "--power-saving-after",
     metavar="DURATION",
     expose_value=False,
@@ -258,6 +266,17 @@ def memory_size(text: str) -> int:
     if size and (meant := unit_missing(size)):
         raise click.BadParameter(f"{text!r}: {size} bytes? Write {meant}.")
     return size
+
+
+def power_cap(text: str) -> str:
+    """Return a cap on the power of GPUs as it was written. Raises the usage error."""
+    from dynaplan.contract.power_caps import parse_power_cap
+
+    try:
+        parse_power_cap(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+    return text
 
 
 def run_under_supervisor(

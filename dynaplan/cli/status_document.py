@@ -397,6 +397,12 @@ def _below_home(path: Path) -> str:
         return str(path)
 
 
+def models_of_components(answers: DeploymentState) -> dict[str, str]:
+    """Return the model that the workers of each component serve, as far as it is known."""
+    known = {each.component: str(each.card["model"]) for each in answers.registered if each.card.get("model")}
+    return {**known, **{each.component: name for name, each in reports_in(answers.fleet).items()}}
+
+
 def _models(answers: DeploymentState) -> list[str]:
     return sorted({str(each.card["model"]) for each in answers.registered if each.card.get("model")})
 

@@ -27,13 +27,16 @@ from dynaplan.cli.status_document import (
     DeploymentState,
     StatusReader,
     deployment_document,
+    models_of_components,
     read_draining,
     read_keys,
     read_routing,
 )
 from dynaplan.cli.timing import GPU_POLL_S, METRICS_TIMEOUT_S, SLOW_POLL_S, STORE_POLL_S
 from dynaplan.config import certificates
+from dynaplan.fleet.deployment_metrics import tokens_by_model
 from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
+from dynaplan.fleet.rules.power import PowerMeter, watts_by_model
 from dynaplan.http.client import HttpClient
 from dynaplan.http.routes import LOAD_HISTORY_PATH
 from dynaplan.planner.metrics.exposition import (
@@ -62,6 +65,9 @@ if TYPE_CHECKING:
     from dynaplan.planner.recorders.manual_changes import ManualChange
 
 
+ALL_MODELS = ""
+
+
 class StatusPoller:
     """Follows one deployment; ``poll`` returns its document, ``close`` ends the connections.
 
@@ -86,6 +92,8 @@ class StatusPoller:
         self._gpus_shown: dict[int, dict[str, Any]] = {}
         self._by_hand: list[ManualChange] = []
         self._tokens: dict[str, tuple[float, int]] = {}
+        self._meter = PowerMeter()
+        self._tokens_sent: Mapping[str, float] = {}
         self._listed = DeploymentState()
         self._seldom_s = self._gpus_s = self._listed_s = float("-inf")
 
@@ -109,6 +117,7 @@ class StatusPoller:
             self._gpus_s = now_s
             self._gpus_shown = await self._gpu_rows.value(GPU_POLL_S)
         document = deployment_document(self.found, replace(answers, keys=self._keys), self._routed)
+        power = self._power(now_s)
         for row in document["workers"]:
             load = answers.loads.get(row["worker"])
             generated = load.generated_tokens if load else None
@@ -116,11 +125,12 @@ class StatusPoller:
         for row in document["gpus"]:
             row |= self._gpus_shown.get(row["index"], {})
         for model, row in document["on_request"].items():
-            row["load"] = self._load(model)
+            row |= {"load": self._load(model), "power": power.get(model)}
         for model, planned in document["planned_models"].items():
             planned |= self._planning(model, planned["targets"])
         by_hand = [asdict(each) for each in self._by_hand]
-        return {**document, "by_hand": by_hand, **self._planning("", document["targets"])}
+        shown = {"by_hand": by_hand, "power": power.get(ALL_MODELS)}
+        return {**document, **shown, **self._planning("", document["targets"])}
 
     async def close(self) -> None:
         if self._http:
@@ -137,6 +147,7 @@ class StatusPoller:
         self._keys = await read_keys(self.found, answers.registered)
         texts = [await self._get(f"{url}/metrics") for url in public_urls(answers.registered)]
         planners, at_s = planner_components(self.found), time.monotonic()
+        self._tokens_sent = tokens_by_model(each.decode(errors="replace") for each in texts)
         for model, counts in self._counts(filter(None, texts)).items():
             self._loads.setdefault(model, LoadWindow()).add(at_s, counts)
         for model, component in planners.items():
@@ -192,6 +203,20 @@ class StatusPoller:
         if before is None or generated < before[1] or now_s <= before[0]:
             return None
         return (generated - before[1]) / (now_s - before[0])
+
+    def _power(self, now_s: float) -> dict[str, dict[str, Any]]:
+        """Return the power of each model, and that of all; none where no GPU tells its own."""
+        shown = self._gpus_shown.items()
+        watts = watts_by_model(
+            {index: row["watts"] for index, row in shown if row["watts"] is not None},
+            self.found.workers,
+            models_of_components(self._listed),
+        )
+        if not watts:
+            return {}
+        watts[ALL_MODELS] = sum(watts.values())
+        tokens = {**self._tokens_sent, ALL_MODELS: sum(self._tokens_sent.values())}
+        return {model: asdict(each) for model, each in self._meter.add(now_s, watts, tokens).items()}
 
     def _read_gpus(self) -> dict[int, dict[str, Any]]:
         uses, activity = self._read_uses(), self._read_activity()

@@ -155,12 +155,20 @@ def _load(document: Document) -> tuple[str, ...]:
     parts = [f"{figures['requests_per_s']:.1f} requests/s", f"{figures['tokens_per_s']:.0f} tokens/s"]
     for name in ("ttft", "itl"):
         parts.append(_times(name, figures, targets))
+    if power := document.get("power"):
+        parts.append(_power_words(power))
     lines = ["  ".join(parts)]
     budget = document.get("error_budget")
     if targets and budget:
         left = (_budget_words(name, budget[f"{name}_requests"]) for name in ("ttft", "itl"))
         lines.append(f"error budget: {', '.join(left)}")
     return tuple(lines)
+
+
+def _power_words(power: Mapping[str, Any]) -> str:
+    """Return ``642 W, 0.41 Wh per 1,000 tokens``."""
+    energy, watts = power["wh_per_1000_tokens"], f"{power['watts']:.0f} W"
+    return watts if energy is None else f"{watts}, {energy:.2g} Wh per 1,000 tokens"
 
 
 def _budget_words(name: str, requests: float) -> str:

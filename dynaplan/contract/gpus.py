@@ -60,12 +60,22 @@ class GpuUse:
 class GpuActivity:
     """The work of one GPU at one moment: ``utilisation`` from 0 to 1, its power draw, its temperature.
 
+    ``limit_watts`` is the most that it may draw.
     None where the driver does not tell it, as of a MIG slice.
     """
 
     utilisation: float | None = None
     watts: float | None = None
     celsius: float | None = None
+    limit_watts: float | None = None
+
+
+@dataclass(frozen=True)
+class PowerLimit:
+    """The most that a GPU may draw, and the least that its driver takes as such a limit."""
+
+    watts: float
+    least_watts: float
 
 
 @dataclass(frozen=True)

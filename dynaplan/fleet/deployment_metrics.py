@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from dynaplan.contract.gpus import Gpu, GpuActivity, GpuUse
 from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
 from dynaplan.fleet.gpu_inventory import shown_gpus
+from dynaplan.fleet.rules.power import ModelPower, PowerMeter, watts_by_model
 from dynaplan.fleet.rules.statefile import Document, fleet_of, planner_keys_of
 from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import HOLDS_GPUS
@@ -28,7 +30,7 @@ from dynaplan.process.node_directory import node_dir
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
 from dynaplan.util.blocking_read import BlockingRead
 from dynaplan.util.errors import DynaplanError
-from dynaplan.util.prometheus_text import escaped
+from dynaplan.util.prometheus_text import escaped, read_samples
 
 if TYPE_CHECKING:
     from dynaplan.worker.worker_runtime import WorkerRuntime
@@ -63,6 +65,7 @@ class DeploymentMetrics:
         self._gpus: tuple[Gpu, ...] = ()
         self._read_gpus: Callable[[], list[FleetSample]] = list
         self._gpu_samples = BlockingRead[list[FleetSample]](lambda: self._read_gpus(), [])
+        self._meter = PowerMeter()
 
     async def read(self, render_own: Callable[[], bytes]) -> bytes:
         """Return the whole text; ``render_own`` returns the part of the frontends on this port."""
@@ -96,7 +99,9 @@ class DeploymentMetrics:
             samples += desired_samples(
                 DesiredCounts.from_keys(namespace, {item.key: item.value for item in items})
             )
-            texts += await self._scrape_components(item.value for item in registered)
+            instances = list(_instances(item.value for item in registered))
+            texts += await self._scrape_components(instances)
+            samples += self._power_samples(document, samples, instances, [text for _, text in texts])
         return merge([*texts, ("", render_samples(namespace, samples))])
 
     def _read_document(self) -> Document | None:
@@ -105,16 +110,25 @@ class DeploymentMetrics:
         except DynaplanError:
             return None
 
-    async def _scrape_components(self, values: Iterator[str]) -> list[tuple[str, str]]:
-        """Scrape every component with a URL among the registrations ``values``: (worker, Prometheus text)."""
-        found: dict[str, str] = {}
-        for value in values:
-            try:
-                instance = Instance.from_json(value)
-            except ValueError:
-                continue
-            if instance.url:
-                found[instance.worker] = instance.url
+    def _power_samples(
+        self,
+        document: Document | None,
+        samples: Iterable[FleetSample],
+        instances: Iterable[Instance],
+        texts: Iterable[str],
+    ) -> list[FleetSample]:
+        """Return the power of each model, and the energy of its tokens."""
+        by_gpu = {
+            int(labels["gpu"]): value for name, _, labels, value in samples if name == "dynaplan_gpu_watts"
+        }
+        models = {each.component: str(each.card["model"]) for each in instances if each.card.get("model")}
+        watts = watts_by_model(by_gpu, fleet_of(document) if document else (), models)
+        power = self._meter.add(time.monotonic(), watts, tokens_by_model(texts))
+        return list(power_samples(power))
+
+    async def _scrape_components(self, instances: Iterable[Instance]) -> list[tuple[str, str]]:
+        """Scrape every component with a URL: (worker, Prometheus text)."""
+        found = {each.worker: each.url for each in instances if each.url}
         texts = await asyncio.gather(*(_fetch(self._http, url) for url in found.values()))
         return list(zip(found, texts, strict=True))
 
@@ -166,11 +180,44 @@ def gpu_samples(
             ("memory_used_bytes", "Memory of the GPU in use", use.used_bytes if use else None),
             ("utilisation", "Part of the time in which the GPU works", work.utilisation),
             ("watts", "Power that the GPU draws", work.watts),
+            ("power_limit_watts", "The most power that the GPU may draw", work.limit_watts),
             ("celsius", "Temperature of the GPU", work.celsius),
         ):
             if value is not None:
                 labels = {"gpu": str(gpu.index), "name": gpu.name}
                 yield f"dynaplan_gpu_{name}", about, labels, float(value)
+
+
+def power_samples(power: Mapping[str, ModelPower]) -> Iterator[FleetSample]:
+    """Yield the power of each model, and the energy of its tokens where it had any."""
+    energy = "Watt-hours that 1,000 tokens of the model took lately"
+    for model, each in power.items():
+        labels = {"model": model}
+        yield (
+            "dynaplan_model_watts",
+            "Power of the model's workers, by their parts of GPUs",
+            labels,
+            each.watts,
+        )
+        if each.wh_per_1000_tokens is not None:
+            yield "dynaplan_model_wh_per_1000_tokens", energy, labels, each.wh_per_1000_tokens
+
+
+def tokens_by_model(texts: Iterable[str]) -> dict[str, float]:
+    """Return the tokens that frontends have sent so far, by model, of their metrics."""
+    found: dict[str, float] = {}
+    for text in texts:
+        for _, labels, value in read_samples(text, lambda name: name.endswith("_output_tokens_total")):
+            model = labels.get("model", "")
+            found[model] = found.get(model, 0.0) + value
+    return found
+
+
+def _instances(values: Iterable[str]) -> Iterator[Instance]:
+    """Yield the registrations that can be read."""
+    for value in values:
+        with suppress(ValueError):
+            yield Instance.from_json(value)
 
 
 def _gpu_reader(gpus: tuple[Gpu, ...]) -> Callable[[], list[FleetSample]]:

@@ -4,8 +4,12 @@ The use of simulated GPUs is in files that are written by hand. The file of simu
 in the node directory (``DYNAPLAN_NODE_DIR``), read anew each time; without it the GPU is empty::
 
     {"used_bytes": 76000000000, "pids": [4711], "utilisation": 0.97, "watts": 642, "celsius": 61,
+     "power_limits": [200, 700], "keeps_power_limit": false,
      "xids": [79], "uncorrected_errors": 2, "has_remap_failed": true, "is_lost": true, "slowdown_celsius": 87,
      "clock_mhz": 345, "max_clock_mhz": 1980, "is_throttled": false}
+
+``power_limits`` are the least and the greatest limit. One that was set is in ``gpu-2.limit.json``, unless the
+GPU ``keeps_power_limit``, as where setting it is root's.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +31,7 @@ from dynaplan.contract.gpus import (
     GpuHealth,
     GpuProcess,
     GpuUse,
+    PowerLimit,
     busy_gpus,
     visible_gpus,
 )
@@ -38,6 +44,9 @@ DEFAULT_SIMULATED = 8
 
 SIMULATED_BYTES = 80 * 2**30
 """The memory of a simulated GPU in bytes: an H100's."""
+
+SIMULATED_POWER_LIMITS = (200.0, 700.0)
+"""The least and the greatest power limit of a simulated GPU in watts: an H100's."""
 
 
 def inventory(
@@ -209,6 +218,85 @@ def health_reader(
     return NvmlHealth(gpus).read
 
 
+def power_limits(gpus: Sequence[Gpu], directory: Path | None = None) -> PowerLimits:
+    """Return the power limits of these GPUs, real or simulated; both may block, and do not raise.
+
+    ``set`` returns why a limit was not set, empty when it was.
+    """
+    if all(gpu.is_simulated for gpu in gpus):
+        return SimulatedPowerLimits(gpus, directory or node_dir(os.environ))
+    return NvmlPowerLimits(gpus)
+
+
+class NvmlPowerLimits:
+    """Those of real GPUs; NVML counts in milliwatts."""
+
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self._gpus = {gpu.index: gpu for gpu in gpus}
+        self._is_open = False
+
+    def read(self) -> dict[int, PowerLimit]:
+        import pynvml
+
+        found: dict[int, PowerLimit] = {}
+        with suppress(pynvml.NVMLError):
+            if not self._is_open:
+                pynvml.nvmlInit()
+        for index, gpu in self._gpus.items():
+            with suppress(pynvml.NVMLError):  # a MIG slice has none
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                limit = pynvml.nvmlDeviceGetPowerManagementLimit(handle)
+                least, _ = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+                found[index] = PowerLimit(limit / 1000, least / 1000)
+        self._is_open = bool(found)
+        return found
+
+    def set(self, index: int, watts: float) -> str:
+        import pynvml
+
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(self._gpus[index].uuid)
+            pynvml.nvmlDeviceSetPowerManagementLimit(handle, round(watts * 1000))
+        except pynvml.NVMLError as error:
+            return str(error)
+        return ""
+
+
+class SimulatedPowerLimits:
+    """Those of simulated GPUs, in the files that stand for their driver."""
+
+    def __init__(self, gpus: Sequence[Gpu], directory: Path) -> None:
+        self._indices = [gpu.index for gpu in gpus]
+        self._directory = directory
+
+    def read(self) -> dict[int, PowerLimit]:
+        return {index: simulated_power_limit(self._directory, index) for index in self._indices}
+
+    def set(self, index: int, watts: float) -> str:
+        if _read_file(self._directory / f"gpu-{index}.json").get("keeps_power_limit"):
+            return "Insufficient Permissions"
+        path = self._directory / f"gpu-{index}.limit.json"
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            return str(error)
+        with os.fdopen(fd, "w") as file:
+            json.dump({"watts": watts}, file)
+        return ""
+
+
+def simulated_power_limit(directory: Path, index: int) -> PowerLimit:
+    """Return the limit of a simulated GPU: what was set, else its greatest."""
+    limits = _read_file(directory / f"gpu-{index}.json").get("power_limits")
+    known = isinstance(limits, list) and len(limits) == 2 and all(isinstance(n, int | float) for n in limits)
+    least, greatest = limits if known and isinstance(limits, list) else SIMULATED_POWER_LIMITS
+    is_set = _read_file(directory / f"gpu-{index}.limit.json").get("watts")
+    return PowerLimit(float(is_set if isinstance(is_set, int | float) else greatest), float(least))
+
+
+PowerLimits = NvmlPowerLimits | SimulatedPowerLimits
+
+
 class NvmlHealth:
     """Reads counters, and listens to Xid events, of real GPUs. NVML stays open."""
 
@@ -347,7 +435,7 @@ def _nvml_use(pynvml: Any, gpu: Gpu) -> GpuUse | None:
 
 def _nvml_activity(pynvml: Any, gpu: Gpu) -> GpuActivity:
     handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-    utilisation = watts = celsius = None
+    utilisation = watts = celsius = limit_watts = None
     try:
         utilisation = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
     except pynvml.NVMLError:
@@ -358,7 +446,9 @@ def _nvml_activity(pynvml: Any, gpu: Gpu) -> GpuActivity:
         pass
     with suppress(pynvml.NVMLError):
         celsius = float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
-    return GpuActivity(utilisation, watts, celsius)
+    with suppress(pynvml.NVMLError):
+        limit_watts = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
+    return GpuActivity(utilisation, watts, celsius, limit_watts)
 
 
 def process_of(pid: int) -> GpuProcess:
@@ -388,7 +478,11 @@ def simulated_uses(gpus: Sequence[Gpu], directory: Path) -> dict[int, GpuUse]:
 def _simulated_activity(directory: Path, gpu: Gpu) -> GpuActivity:
     document = _read_file(directory / f"gpu-{gpu.index}.json")
     known = (document.get(name) for name in ("utilisation", "watts", "celsius"))
-    return GpuActivity(*(float(each) if isinstance(each, int | float) else None for each in known))
+    found = (float(each) if isinstance(each, int | float) else None for each in known)
+    activity = GpuActivity(*found)
+    if activity.watts is None:
+        return activity
+    return replace(activity, limit_watts=simulated_power_limit(directory, gpu.index).watts)
 
 
 def _simulated_health(directory: Path, gpu: Gpu) -> GpuHealth:

@@ -39,7 +39,7 @@ class Launch:
     ``config_file`` (empty without one) and ``overrides`` are what ``config`` was read from; of a deployment
     that ``is_reloaded`` they differ from those of ``serve``, whose environment has the previous settings.
     ``model_memory_bytes`` are what models that are loaded on request may take of each GPU, or of the host; 0
-    is all.
+    is all. ``power_caps`` are those of GPUs, as ``parse_power_cap`` reads them.
     """
 
     graph: GraphSpec
@@ -64,6 +64,7 @@ class Launch:
     overrides: tuple[str, ...] = ()
     is_reloaded: bool = False
     model_memory_bytes: int = 0
+    power_caps: tuple[str, ...] = ()
 
     def leave_timeout_of(self, component: str) -> float:
         """The seconds that a worker of this service may take to leave: its ``drain-deadline``, if set."""
@@ -123,6 +124,7 @@ class Launch:
                 "gpus": tuple(Gpu(**each) for each in document["gpus"]),
                 "arbiter": ProcessIdentity(**document["arbiter"]),
                 "overrides": tuple(document.get("overrides", ())),
+                "power_caps": tuple(document.get("power_caps", ())),
             }
         )
 

@@ -29,6 +29,7 @@ from dynaplan.contract.gpus import Gpu
 from dynaplan.contract.store_keys import fleet_key, scaling_prefix
 from dynaplan.fleet import gpu_inventory
 from dynaplan.fleet.deployments import port_holder
+from dynaplan.fleet.earlier_limits import set_back
 from dynaplan.fleet.gpu_claims import Claims, NodeClaims
 from dynaplan.fleet.gpu_devices import available_gpus
 from dynaplan.fleet.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch
@@ -95,7 +96,8 @@ class ServeOptions:
     own. Requests get ``drain_timeout_s`` seconds to finish when everything ends, ``leave_timeout_s`` when one
     worker leaves and the others go on. ``use_busy_gpus`` takes GPUs whose memory other programs use, too.
     ``config_file`` and ``overrides`` are what the configuration was read from. ``model_memory_bytes`` bounds
-    what models that are loaded on request take of each GPU, or of the host; 0 is all of it.
+    what models that are loaded on request take of each GPU, or of the host; 0 is all of it. ``power_caps``
+    are those of GPUs, as ``parse_power_cap`` reads them.
     """
 
     host: str = FrontendSettings.host
@@ -113,6 +115,7 @@ class ServeOptions:
     config_file: Path | None = None
     overrides: tuple[str, ...] = ()
     model_memory_bytes: int = 0
+    power_caps: tuple[str, ...] = ()
 
 
 PERF_BOOST = "CUDA_DISABLE_PERF_BOOST"
@@ -212,6 +215,7 @@ def _with_options(launch: Launch, options: ServeOptions) -> Launch:
         config_file=str(options.config_file or ""),
         overrides=options.overrides,
         model_memory_bytes=options.model_memory_bytes,
+        power_caps=options.power_caps,
     )
 
 
@@ -239,6 +243,8 @@ def _take_namespace(
         with signals_blocked():
             lock = stack.enter_context(NamespaceLock(statefile, arbiter.pid))
         keep(link, "namespace lock", lock.fileno())
+        set_back(statefile)
+        stack.callback(set_back, statefile)
         return clear_leftovers(StatefileStore(statefile), process_table, arbiter)
 
 

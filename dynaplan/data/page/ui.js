@@ -214,7 +214,8 @@ function showRole(node, { role, ready, look }) {
 // -- models that are loaded on request
 
 const HOLDING = ["starting", "ready", "backoff"];
-const MODEL_COLUMNS = ["Model", "State", "Workers", "Memory", "GPUs", "Running", "Waiting", "Requests/s", "Tokens/s", "Leaves", ""];
+const MODEL_COLUMNS = ["Model", "State", "Workers", "Memory", "GPUs", "Running", "Waiting", "Requests/s", "Tokens/s", "Watts", "Leaves", ""];
+const energy = (power) => power?.wh_per_1000_tokens == null ? "" : `${number(power.wh_per_1000_tokens)} Wh per 1,000 tokens`;
 
 function showModels(rows) {
   const listed = Object.entries(rows);
@@ -247,12 +248,13 @@ function showModel(node, [name, row]) {
   const cells = [
     name, state, workers(row) + (row.prefill ? `, prefill ${workers(row.prefill)}` : ""),
     row.memory_bytes ? `${(row.memory_bytes / 1e9).toFixed(1)} GB` : "–", row.gpus.join(",") || "–",
-    known(row.in_flight), known(row.waiting), known(row.load?.requests_per_s), known(row.load?.tokens_per_s), leaves,
+    known(row.in_flight), known(row.waiting), known(row.load?.requests_per_s), known(row.load?.tokens_per_s), known(row.power?.watts), leaves,
   ];
   cells.forEach((value, index) => {
     text(node.children[index], value);
     node.children[index].classList.toggle("none", value === "–");
   });
+  node.children[9].title = energy(row.power);
   node.children[1].className = `state-${row.state}`;
   node.children[1].title = row.refusal?.why || row.why || "";
   const pin = node.querySelector(".pin");
@@ -326,7 +328,7 @@ function showGpus(look) {
   const held = look.gpus.filter((row) => row.workers.length).length;
   figure("held", look.gpus.length ? String(held) : "–", look.gpus.length ? `of ${look.gpus.length}` : "");
   const watts = rows.reduce((sum, row) => sum + (row.watts ?? 0), 0);
-  text(byId("held-of"), watts ? `held, ${number(watts)} W` : "held");
+  text(byId("held-of"), ["held", watts ? `${number(watts)} W` : "", energy(look.power)].filter(Boolean).join(", "));
   const names = [...new Set(look.gpus.map((row) => row.name))];
   text(byId("gpus-title"), names.length === 1 && names[0] ? `${look.gpus.length} GPU${look.gpus.length === 1 ? "" : "s"}, ${names[0]}` : "GPUs");
   byId("gpus-title").hidden = byId("gpus-tile").hidden = !look.gpus.length;
@@ -341,7 +343,7 @@ function showGpus(look) {
     return item;
   }, (item, row) => {
     const [whose, measured] = item.firstChild.children;
-    text(whose, `${row.index}  ${[...row.workers, ...(row.others ?? [])].join(", ") || "free"}`);
+    text(whose, `${row.index}  ${[...row.workers, ...(row.others ?? []), row.reserved].filter(Boolean).join(", ") || "free"}`);
     const GB = 2 ** 30;
     const parts = [];
     if (row.utilisation != null) parts.push(`${Math.round(100 * row.utilisation)}%`);

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dynaplan.contract.gpu_standing import SET_APART, GpuStandings
@@ -32,13 +33,19 @@ class GpuWatch:
     """``apart`` are the GPUs that no worker gets, with the reason, as of the last ``judge``.
 
     ``read`` blocks. The standings are in the store and in the statefile: a person may change them, and they
-    outlive this process.
+    outlive this process. ``capped`` tells the GPUs whose power limit is ours: their low clock is no symptom.
     """
 
-    def __init__(self, read: Callable[[], Mapping[int, GpuHealth]], clock: Clock) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Mapping[int, GpuHealth]],
+        clock: Clock,
+        capped: Callable[[], Collection[int]] = tuple,
+    ) -> None:
         self._reading = BlockingRead[Mapping[int, GpuHealth]](read, {})
         self._readings: Mapping[int, GpuHealth] = {}
         self._clock = clock
+        self._capped = capped
         self._judge = HealthJudge()
         self._known: GpuStandings | None = None
         self.events: tuple[str, ...] = ()
@@ -72,7 +79,13 @@ class GpuWatch:
             log.warning("which GPUs are set apart cannot be read: %s", error)
             before = GpuStandings()
         least = min((each.gpu_request for each in fleet if each.role is Role.DECODE and each.gpus), default=0)
-        symptoms = self._judge.symptoms(self._readings, fleet, self._clock.now_s())
+        capped = {index for index in self._capped() if index in self._readings}
+        # A capped GPU is slow because we want it so.
+        readings = {
+            **self._readings,
+            **{index: replace(self._readings[index], is_throttled=True) for index in capped},
+        }
+        symptoms = self._judge.symptoms(readings, fleet, self._clock.now_s())
         after = judged(before, symptoms, usable, max(least, 1.0), time.time())
         if after != before:
             link.replace(SET_APART, text, after.to_text())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from typing import Any
 from circus.plugins import CircusPlugin
 
 from dynaplan.contract.hook_events import DecisionEventSource
+from dynaplan.contract.power_caps import parse_power_cap
 from dynaplan.fleet.circus_client import REPLACE_EVENT, CircusClient
+from dynaplan.fleet.earlier_limits import EarlierLimits
 from dynaplan.fleet.event_hook import ON_EVENT_VARIABLE, EventHook, EventWatch
 from dynaplan.fleet.gpu_claims import NodeClaims
-from dynaplan.fleet.gpu_devices import health_reader, uses_reader
+from dynaplan.fleet.gpu_devices import health_reader, power_limits, uses_reader
 from dynaplan.fleet.launch import LAUNCH_FILE, Launch
 from dynaplan.fleet.plugin.document import Statefile, present
 from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims, GpuMemory
@@ -28,6 +31,7 @@ from dynaplan.fleet.plugin.gpu_watch import GpuWatch
 from dynaplan.fleet.plugin.key_persistence import KeyPersistence
 from dynaplan.fleet.plugin.model_manager import ModelManager
 from dynaplan.fleet.plugin.ports import FleetPorts
+from dynaplan.fleet.plugin.power_capping import PowerCapping
 from dynaplan.fleet.plugin.reconciler import RESYNC_S, Reconciler
 from dynaplan.fleet.plugin.stall_detection import HealthPoll, StallDetector
 from dynaplan.fleet.plugin.store_link import StoreLink
@@ -119,17 +123,19 @@ class ReconcilerPlugin(CircusPlugin):
 
     async def _run(self) -> None:
         launch = Launch.from_json((Path(os.environ["DYNAPLAN_RUNTIME_DIR"]) / LAUNCH_FILE).read_text())
-        ports = self._ports(launch)
+        earlier = EarlierLimits.beside(launch.statefile)
+        ports = self._ports(launch, earlier)
         fleet = await open_fleet(launch, ports, self._wake)
         self._reconciler = reconciler = fleet.reconciler
         log.info("reconciling %d workers", len(reconciler.workers))
         self._tasks.spawn(fleet.keys.run(), "key persistence")
+        self._tasks.spawn(_power_capping(launch, earlier, ports).run(), "power caps")
         if target := os.environ.get(ON_EVENT_VARIABLE):
             hook = self._event_hook(target, launch, reconciler, ports.clock)
             self._tasks.spawn(hook.run(), "event hook")
         await reconciler.run()
 
-    def _ports(self, launch: Launch) -> FleetPorts:
+    def _ports(self, launch: Launch, earlier: EarlierLimits) -> FleetPorts:
         return FleetPorts(
             terminal=ServeTerminal(launch.log_dir / f"{launch.plugin_name}.log"),  # first: it takes the log
             store=connections.connect_store(),
@@ -140,7 +146,7 @@ class ReconcilerPlugin(CircusPlugin):
             heartbeats=HeartbeatFiles.of(launch.runtime_dir),
             startup_times=StartupTimesFile.beside(launch.statefile),
             gpus=self._gpu_availability(launch),
-            gpu_watch=self._gpu_watch(launch),
+            gpu_watch=self._gpu_watch(launch, earlier),
         )
 
     def _event_hook(self, target: str, launch: Launch, reconciler: Reconciler, clock: Clock) -> EventHook:
@@ -161,11 +167,11 @@ class ReconcilerPlugin(CircusPlugin):
         claims = NodeClaims(launch.arbiter, launch.namespace)
         return GpuAvailability(launch.gpus, GpuClaims(claims, launch.gpus), self._gpu_memory(launch))
 
-    def _gpu_watch(self, launch: Launch) -> GpuWatch | None:
+    def _gpu_watch(self, launch: Launch, earlier: EarlierLimits) -> GpuWatch | None:
         """Begin to watch the health of the GPUs."""
         if not launch.gpus:
             return None
-        watch = GpuWatch(health_reader(launch.gpus), SystemClock())
+        watch = GpuWatch(health_reader(launch.gpus), SystemClock(), lambda: earlier.watts)
         self._tasks.spawn(watch.run(self._wake), "GPU health")
         return watch
 
@@ -176,6 +182,23 @@ class ReconcilerPlugin(CircusPlugin):
         memory = GpuMemory(launch.gpus, uses_reader(launch.gpus), SystemClock(), self._wake)
         self._tasks.spawn(memory.run(), "GPU memory")
         return memory
+
+
+def _power_capping(launch: Launch, earlier: EarlierLimits, ports: FleetPorts) -> PowerCapping:
+    return PowerCapping(
+        tuple(map(parse_power_cap, launch.power_caps)),
+        launch.gpus,
+        power_limits(launch.gpus),
+        earlier,
+        ports.terminal,
+        _local_minute,
+        ports.clock,
+    )
+
+
+def _local_minute(at_s: float) -> int:
+    local = time.localtime(at_s)
+    return local.tm_hour * 60 + local.tm_min
 
 
 class ServeTerminal:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import dynaplan
+from dynaplan.fleet.earlier_limits import set_back
 from dynaplan.fleet.gpu_claims import NodeClaims
 from dynaplan.fleet.launch import CurrentLaunch, Launch
 from dynaplan.fleet.preparation import Preparation, forget_decisions, give_back, log_to
@@ -179,6 +180,7 @@ def _take_over(handover: Handover, stack: ExitStack) -> None:
     if handover.store_outlives:
         stack.callback(forget_decisions, launch.namespace)
     stack.callback(store.remove)
+    stack.callback(set_back, launch.statefile)
 
 
 def _public_socket(held: SupervisorState, stack: ExitStack) -> socket.socket | None:

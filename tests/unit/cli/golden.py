@@ -40,6 +40,7 @@ RENEWED_BY = "python -m tests.unit.cli.golden"
 TARGETS = {"ttft_ms": 500.0, "itl_ms": 50.0, "ttft_percentile": 90.0, "itl_percentile": 95.0}
 BUSY_GPU = {"used_bytes": 71 * 2**30, "utilisation": 0.974, "watts": 641.7}
 BUDGET = {"ttft_requests": 12.4, "itl_requests": -3.2}
+POWER = {"watts": 641.7, "wh_per_1000_tokens": 0.413}
 UNSTREAMED = {**FIGURES, "ttft_mean_ms": None, "itl_mean_ms": None}
 
 
@@ -101,6 +102,7 @@ STATUS: Mapping[str, Callable[[], str]] = {
         load=FIGURES,
         targets=TARGETS,
         error_budget=BUDGET,
+        power=POWER,
         last_decision="16:37:24  no change",
         gpus=[
             gpu_document(0, ("dynamo_VllmWorker",), **BUSY_GPU),
@@ -154,7 +156,7 @@ STATUS: Mapping[str, Callable[[], str]] = {
         policy=None,
         planned_models={"ant": {"policy": "load"}, "bee": {"policy": "sla"}},  # of which nothing was polled
         on_request={
-            "ant": model_document(waiting=3, oldest_unix_s=90.0, in_flight=4, load=FIGURES),
+            "ant": model_document(waiting=3, oldest_unix_s=90.0, in_flight=4, load=FIGURES, power=POWER),
             "bee": model_document(component="bee", state="failed", why="its file is broken", load=None),
         },
         model_memory=[memory(1, 24, 5, ant=12), memory(-1, 7, 0)],
@@ -196,7 +198,7 @@ def models(reports: Mapping[str, ModelReport], *more: Any) -> str:
 
 def gpus() -> str:
     held = (GpuHolder("dynamo_VllmWorker"), GpuHolder("alice: python (pid 7)", 0.0, "it ends"))
-    activity = GpuActivity(0.9, 642.4, 61.0)
+    activity = GpuActivity(0.9, 642.4, 61.0, 700.0)
     busy = BoxGpu(Gpu(0, "GPU-a", "H100", 80 * 2**30), GpuUse(71 * 2**30), activity, held)
     return text_table(gpu_rows([busy, BoxGpu(Gpu(1, "GPU-b"), None, GpuActivity(), ())]))
 

@@ -6,6 +6,7 @@ import os
 import pwd
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from dynaplan.store.instances import Instance
 from tests.unit.fleet.rules.graphs import worker
 from tests.unit.fleet.rules.test_statefile import new_document
 
-WORKER = worker("VllmWorker", gpus=(0,))
+WORKER = replace(worker("VllmWorker", gpus=(0,)), pid=2**22 + 1, started_at=1)
 
 
 class OneWorker:
@@ -83,6 +84,25 @@ async def test_two_looks_tell_the_tokens_and_one_the_gpus(seconds: list[float]) 
     assert other.startswith(f"{pwd.getpwuid(os.getuid()).pw_name}: {sys.executable} ")
     assert other.endswith(f" ({os.getpid()})")
     assert shown["workers"] == [WORKER.name]
+
+
+async def test_power_is_that_of_the_models_gpus_and_its_energy_by_the_frontends_tokens(
+    seconds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = [0]
+
+    async def get(self: StatusPoller, url: str) -> bytes:
+        tokens[0] += 500
+        return b'dynamo_frontend_output_tokens_total{dynamo_namespace="dynamo",model="llama"} %d' % tokens[0]
+
+    monkeypatch.setattr(StatusPoller, "_get", get)
+    monkeypatch.setattr(status_poller, "public_urls", lambda registered: ["http://y"])
+    live = StatusPoller(None)
+    assert (await live.poll())["power"] == {"watts": 300.0, "wh_per_1000_tokens": None}
+    seconds[0] += 12.0
+    # 300 W for 12 s are a watt-hour.
+    assert (await live.poll())["power"] == {"watts": 300.0, "wh_per_1000_tokens": pytest.approx(2.0)}
+    await live.close()
 
 
 async def test_the_store_is_asked_every_other_second_only(seconds: list[float]) -> None:

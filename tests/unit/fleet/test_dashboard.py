@@ -26,9 +26,11 @@ from dynaplan.fleet.deployment_metrics import (
     fleet_samples,
     gpu_samples,
     merge,
+    power_samples,
     render_samples,
 )
 from dynaplan.fleet.monitoring import USUAL_PREFIX, dashboard
+from dynaplan.fleet.rules.power import ModelPower
 from dynaplan.fleet.rules.statefile import with_fleet
 from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.metrics import FrontendMetrics
@@ -80,6 +82,7 @@ def of_fleet() -> str:
         *fleet_samples(with_fleet(new_document(), [FIRST])),
         *desired_samples(DesiredCounts(1, 3)),
         *gpu_samples(gpus, {0: GpuUse(10**9)}, {0: GpuActivity(0.5, 300.0)}),
+        *power_samples({"m": ModelPower(300.0, 0.5)}),
     ]
     return render_samples("ns", samples)
 

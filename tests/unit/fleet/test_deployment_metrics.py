@@ -18,6 +18,7 @@ from dynaplan.fleet.deployment_metrics import (
     desired_samples,
     fleet_samples,
     merge,
+    tokens_by_model,
 )
 from dynaplan.fleet.rules.statefile import with_fleet
 from dynaplan.store.memory import MemoryStore
@@ -40,6 +41,12 @@ def test_counts_that_are_not_set_are_left_out() -> None:
     assert [(labels, value) for _, _, labels, value in desired_samples(DesiredCounts(-1, 3))] == [
         ({"role": "decode"}, 3.0)
     ]
+
+
+def test_tokens_are_those_of_all_frontends() -> None:
+    one = 'x_output_tokens_total{model="bee"} 5\nx_output_tokens_total{model="ant:8b"} 1\n'
+    other = 'x_output_tokens_total{model="bee"} 2\nx_requests_total{model="bee"} 9\n'
+    assert tokens_by_model([one, other]) == {"bee": 7.0, "ant:8b": 1.0}
 
 
 ONE = """# HELP a_total About a
@@ -85,7 +92,7 @@ async def test_the_others_metrics_are_told_while_the_driver_of_the_gpus_hangs(
         nonlocal reads
         reads += 1
         answers.wait()
-        return [("dynaplan_gpu_watts", "Power", {}, 7.0)]
+        return [("dynaplan_gpu_watts", "Power", {"gpu": "0"}, 7.0)]
 
     runtime = SimpleNamespace(namespace="ns", store=MemoryStore(SystemClock()), client_tls=None)
     metrics = DeploymentMetrics(cast(Any, runtime))

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.contract.gpus import Gpu, GpuActivity, GpuHealth, GpuProcess, GpuUse
+from dynaplan.contract.gpus import Gpu, GpuActivity, GpuHealth, GpuProcess, GpuUse, PowerLimit
 from dynaplan.fleet.gpu_devices import (
     NvmlUses,
     activity_reader,
     busy_now,
     health_reader,
     nvml,
+    power_limits,
     process_of,
     simulated,
     simulated_uses,
@@ -47,7 +48,8 @@ class FakeDriver:
     Copies: every call but ``nvmlInit`` fails before it; a GPU that shares the machine's memory raises
     NVMLError_NotSupported; a process of another container has the pid 0 or is not told; ``usedGpuMemory`` is
     None where it is not known, as in MIG mode without permission; a MIG slice has no utilisation and no power
-    of its own; a GPU that is ``lost`` fails in every call; without a driver all calls fail.
+    of its own; a GPU that is ``lost`` fails in every call; without a driver all calls fail; only root sets a
+    power limit, in milliwatts.
     """
 
     NVMLError, NVMLError_GpuIsLost, NVMLError_Timeout = FakeNvmlError, FakeLost, FakeTimeout
@@ -56,7 +58,8 @@ class FakeDriver:
 
     def __init__(self) -> None:
         self.opened = 0
-        self.has_driver = True
+        self.has_driver = self.is_root = True
+        self.limit_mw = 700_000
         self.lost = ""
         self.xids: list[tuple[str, int]] = []
         self.computing: list[tuple[int, int | None]] = []
@@ -88,6 +91,19 @@ class FakeDriver:
         if handle == "MIG-b":
             raise FakeNvmlError("Not Supported")
         return 641_700
+
+    def nvmlDeviceGetPowerManagementLimit(self, handle: str) -> int:
+        if handle == "MIG-b":
+            raise FakeNvmlError("Not Supported")
+        return self.limit_mw
+
+    def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: str) -> list[int]:
+        return [200_000, 700_000]
+
+    def nvmlDeviceSetPowerManagementLimit(self, handle: str, limit_mw: int) -> None:
+        if not self.is_root:
+            raise FakeNvmlError("Insufficient Permissions")
+        self.limit_mw = limit_mw
 
     NVML_TEMPERATURE_GPU = 0
 
@@ -237,14 +253,39 @@ def test_the_real_gpus_tell_their_use() -> None:
 
 
 def test_the_activity_is_read_and_what_a_slice_does_not_tell_is_none(driver: FakeDriver) -> None:
-    assert NvmlUses().activity_of(GPUS[:2]) == {0: GpuActivity(0.97, 641.7, 61.0), 1: GpuActivity()}
+    assert NvmlUses().activity_of(GPUS[:2]) == {0: GpuActivity(0.97, 641.7, 61.0, 700.0), 1: GpuActivity()}
 
 
 def test_the_activity_of_a_simulated_gpu_stands_in_its_file(tmp_path: Path) -> None:
     (tmp_path / "gpu-0.json").write_text('{"utilisation": 0.5, "watts": 300, "celsius": 61}')
     (tmp_path / "gpu-1.json").write_text('{"utilisation": "much", "watts": null}')
     read = activity_reader(simulated(2), tmp_path)
-    assert read() == {0: GpuActivity(0.5, 300.0, 61.0), 1: GpuActivity()}
+    assert read() == {0: GpuActivity(0.5, 300.0, 61.0, 700.0), 1: GpuActivity()}
+
+
+def test_a_power_limit_is_read_and_set_where_that_is_permitted(driver: FakeDriver) -> None:
+    limits = power_limits(GPUS[:2])
+    assert limits.read() == {0: PowerLimit(700.0, 200.0)}
+    assert limits.set(0, 250.0) == ""
+    assert limits.read() == {0: PowerLimit(250.0, 200.0)}
+    driver.is_root = False
+    assert limits.set(0, 700.0) == "Insufficient Permissions"
+    driver.has_driver = False
+    assert limits.read() == {}
+
+
+def test_a_power_limit_of_a_simulated_gpu_is_kept_in_a_file_beside_its_own(tmp_path: Path) -> None:
+    (tmp_path / "gpu-1.json").write_text(
+        '{"power_limits": [100, 400], "keeps_power_limit": true, "watts": 90}'
+    )
+    limits = power_limits(simulated(2), tmp_path)
+    assert limits.set(0, 250.0) == ""
+    assert limits.set(1, 250.0) == "Insufficient Permissions"
+    assert limits.read() == {0: PowerLimit(250.0, 200.0), 1: PowerLimit(400.0, 100.0)}
+    assert activity_reader(simulated(2), tmp_path)()[1] == GpuActivity(None, 90.0, None, 400.0)
+    (tmp_path / "gpu-0.limit.json").unlink()
+    (tmp_path / "gpu-0.limit.json").symlink_to(tmp_path / "gpu-1.json")
+    assert limits.set(0, 300.0)
 
 
 def test_the_health_of_a_simulated_gpu_stands_in_its_file(tmp_path: Path) -> None:
