@@ -68,6 +68,7 @@ WALKS = {
             )
         },
     ),
+    "engines": Walk(skipped={"DYNAPLAN_VLLM_PYTHON": "needs a GPU"}),
     "event-plane": Walk(
         before=("dynaplan serve graphs.agg:Frontend -f agg.yaml --store file --namespace box",),
         environment={"DYN_FILE_KV": "kv"},
@@ -142,6 +143,14 @@ WALKS = {
     "several-people": Walk(
         given={"models.yaml": "Models: {qwen: {engine: sim}}\n"},
         instead={"--host 0.0.0.0": "--host 127.0.0.1"},
+    ),
+    "shared-box": Walk(
+        given={
+            "train.py": "print('trained')\n",
+            "train.sh": "#!/bin/sh\necho trained\n",
+            "models.yaml": "Models: {ant: {}}\n",
+        },
+        skipped={"dynaplan run --at": "waits for the evening"},
     ),
     "sglang": Walk(skipped={"dynaplan serve": NO_ENGINE}),
     "traffic": Walk(

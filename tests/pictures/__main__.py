@@ -2,7 +2,7 @@
 
 A real deployment on 8 simulated GPUs is under a load that rises and falls. When it has scaled up a second
 time, what its commands show on a terminal is drawn, and its page is pictured as on a desk, light and dark,
-and as on a phone. The page of several models is pictured after it.
+and as on a phone. The page of several models is pictured after it, and a box that several people share.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tests.browser.page import Page, headless
 from tests.e2e.deployment import Deployment, dynaplan
 from tests.fakes.polling import wait_until
 from tests.pictures.models import pictured_models
+from tests.pictures.shared_box import pictured_box
 from tests.pictures.terminal import Terminal
 
 LOAD = ("--trace", "sinusoid:low=1,high=8,period=160,duration=600,isl=2000,osl=400", "--for", "10m")
@@ -62,6 +63,7 @@ def main(directory: Path) -> None:
                 load.wait(30)
             deployment.close()
     pictured_models(directory / "models-page.png")
+    pictured_box(directory)
 
 
 def pictured(deployment: Deployment, directory: Path) -> None:

@@ -1,0 +1,154 @@
+"""A deployment of each engine, and the report of all parts, which is written at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynaplan.contract.gpus import Gpu
+from dynaplan.engines.pulled_models import CATALOGUE, models_dir, pull
+from dynaplan.fleet.gpu_devices import activity_reader, driver_version, nvml, uses_reader
+from dynaplan.fleet.gpu_devices import simulated as simulated_gpus
+from dynaplan.util.errors import TemporaryError
+from tests.e2e.deployment import Deployment
+from tests.gpu import engines
+from tests.gpu.engines import Engine, NotInstalled
+from tests.gpu.report import Part, Report, facts_of_box
+
+ENGINES_VARIABLE = "DYNAPLAN_GPU_ENGINES"
+"""The engines to run, with commas between them; ``simulated`` needs no GPU."""
+
+REPORT_VARIABLE = "DYNAPLAN_GPU_REPORT"
+"""The directory of the report."""
+
+FREED_S = 60.0
+SPARE_BYTES = 1 << 30
+"""What other programs may take of a GPU's memory meanwhile."""
+
+PLANNER = {"policy": "sla", "ttft": 2000, "itl": 100, "max-gpu-budget": 1}
+EVERY = {"adjustment-interval": 3, "metric-pulling-interval": 0.5}
+
+
+@dataclass(frozen=True)
+class Box:
+    """A deployment of one engine: the model ``tested`` has a planner, and ``sleeper`` may sleep."""
+
+    engine: Engine
+    deployment: Deployment
+    gpus: tuple[Gpu, ...]
+
+    @property
+    def used_gb(self) -> float:
+        """The memory in use on all GPUs, by whomever."""
+        return sum(use.used_bytes for use in uses_reader(self.gpus)().values()) / 1e9
+
+    @property
+    def watts(self) -> float:
+        """The power of all GPUs, the mean of a few seconds."""
+        read, seen = activity_reader(self.gpus), []
+        for _ in range(10 if self.engine.name != "simulated" else 1):
+            seen.append(sum(each.watts or 0.0 for each in read().values()))
+            time.sleep(0.3)
+        return sum(seen) / len(seen)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "box" in metafunc.fixturenames:
+        names = os.environ.get(ENGINES_VARIABLE) or "vllm,llama-server"
+        metafunc.parametrize("box", names.split(","), indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def box(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_hf: Path
+) -> Iterator[Box]:
+    """Start the two models of an engine; at the end the memory of the GPUs is what it was."""
+    gpus = _gpus(str(request.param))
+    engine = _engine(str(request.param), tiny_hf)
+    directory = tmp_path_factory.mktemp(engine.name)
+    (directory / "models.yaml").write_text(json.dumps(_models(engine)))
+    request.config.stash.setdefault(VERSIONS, {})[engine.name] = engine.version
+    with Deployment(directory, str(directory / "models.yaml"), "") as deployment:
+        deployment.command[0] = engine.program or deployment.command[0]
+        made = Box(engine, deployment, gpus)
+        before_gb = made.used_gb
+        deployment.start()
+        yield made
+    assert made.used_gb * 1e9 < before_gb * 1e9 + SPARE_BYTES
+
+
+def _engine(name: str, tiny_hf: Path) -> Engine:
+    try:
+        if name == "simulated":
+            return engines.simulated()
+        return engines.vllm(tiny_hf) if name == "vllm" else engines.llama_server(_pulled)
+    except (NotInstalled, TemporaryError) as error:
+        pytest.skip(str(error))
+
+
+def _pulled() -> Path:
+    return pull(CATALOGUE["smollm2"], models_dir({"XDG_CACHE_HOME": str(Path(sys.prefix) / "cache")}))
+
+
+def _gpus(name: str) -> tuple[Gpu, ...]:
+    if name == "simulated":
+        return simulated_gpus(1)
+    if not (found := nvml()):
+        pytest.skip(f"no NVIDIA GPU here: {driver_version()[1]}")
+    return found
+
+
+def _models(engine: Engine) -> Mapping[str, Any]:
+    idle = {"ttl": engine.ttl_s, "power-saving-after": 1.75 * engine.ttl_s}
+    sleeper = {**engine.entry, **idle, **({"enable-sleep-mode": True} if engine.sleeps else {})}
+    return {"Models": {"tested": {**engine.entry, "Planner": {**PLANNER, **EVERY}}, "sleeper": sleeper}}
+
+
+VERSIONS = pytest.StashKey[dict[str, str]]()
+PARTS = pytest.StashKey[list[Part]]()
+
+
+@pytest.fixture
+def note(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """Write figures of this part into the report."""
+
+    def write(**figures: object) -> None:
+        for name, value in figures.items():
+            record_property(name, value)
+
+    return write
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report: pytest.TestReport = yield  # type: ignore[misc]
+    if report.when == "call" or report.skipped or (report.failed and report.when == "setup"):
+        name, _, engine = item.name.removeprefix("test_").partition("[")
+        words, figures = name.replace("_", " "), dict(report.user_properties)
+        part = Part(engine.removesuffix("]"), words, report.outcome, report.duration, figures, _why(report))
+        item.config.stash.setdefault(PARTS, []).append(part)
+    return report  # type: ignore[return-value]
+
+
+def _why(report: pytest.TestReport) -> str:
+    """Return the reason of what was skipped, and the first line of what has failed."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message).splitlines()[0] if crash else ""
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    directory = os.environ.get(REPORT_VARIABLE)
+    if directory and (parts := session.config.stash.get(PARTS, [])):
+        report = Report(facts_of_box(nvml()), session.config.stash.get(VERSIONS, {}), tuple(parts))
+        report.write(Path(directory))
+        print(f"\n\n{report.to_markdown()}\nThe report is in {directory}: attach it to an issue.")
