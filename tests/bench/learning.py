@@ -1,18 +1,22 @@
 """How fast the step of an engine is learnt that nobody has told: linear, stepped by the batch, and KV-heavy.
 
-An aggregated engine with chunked prefill, in the time of the model. The error is that of a decode step, in
-the mean over batches up to the largest that was seen, against the truth.
+In the time of the model; tensor parallelism makes the true step faster by less than its GPUs, and the prior
+by all of them. Prompts are computed in chunks beside answers (aggregated), or by an engine of their own. Each
+row has the errors of all priors on 1, 2 and 4 GPUs: of a decode step, in the mean over batches up to the
+largest that was seen, or of a prompt of 800 tokens.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from time import process_time
 
 from dynaplan.engines.engine_counters import EngineSpans
 from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest, EngineSettings
-from dynaplan.engines.timing_model.learnt_timing import LearntTiming, StepLearner, StepLine
+from dynaplan.engines.timing_model.learnt_timing import LearntTiming, StepCounts, StepLearner, StepLine
 from dynaplan.engines.timing_model.step_timing import StepTiming
 from tests.bench.table import Row
 
@@ -35,50 +39,106 @@ SHAPES = {
     "stepped": StepTiming(_prefill_ms, lambda batch, kv: 6.0 + 0.15 * _padded(batch) + 4.1e-5 * kv),
     "KV-heavy": StepTiming(_prefill_ms, lambda batch, kv: 5.0 + 0.01 * batch + 4e-4 * kv),
 }
+SPEED_OF_GPUS = {1: 1.0, 2: 1.8, 4: 3.0}
+PRIORS = (0.2, 0.7, 1.4, 3.0)
+PROMPT_TOKENS, ANSWER_TOKENS = 800, 150
 
 AIM = 15.0
+READINGS = 1000
 MINUTES = (1, 5, 15)
 
 
-def rows(_: int) -> Iterator[Row]:
-    """Simulated time: some seconds in all."""
-    for shape, timing in SHAPES.items():
-        for rate in (1.0, 10.0):
-            for factor in (0.2, 3.0):
-                prior = StepLine(*(factor * value for value in GUESS.coefficients))
-                for minutes, known in _learn(timing, prior, rate):
-                    name = f"{shape}, {rate:g}/s, prior x {factor:g}: step after {minutes} min"
-                    yield Row(name, "% off", [100 * _error(known, timing)], AIM)
+def rows(repeats: int) -> Iterator[Row]:
+    """Simulated time: a minute in all."""
+    yield Row(
+        "a reading of a worker's load, learnt: CPU", "ms", [_reading_ms() for _ in range(repeats)], 10.0
+    )
+    for (shape, timing), is_aggregated, rate in product(SHAPES.items(), (True, False), (1.0, 10.0)):
+        pools = "aggregated" if is_aggregated else "prefill and decode"
+        runs = [
+            _errors(timing.with_speedup(speed), gpus, rate, is_aggregated=is_aggregated)
+            for gpus, speed in SPEED_OF_GPUS.items()
+        ]
+        for minutes, *of_gpus in zip(MINUTES, *runs, strict=True):
+            for what, errors in zip(("a decode step", "a prompt"), zip(*of_gpus, strict=True), strict=True):
+                name = f"{shape}, {pools}, {rate:g}/s: {what} after {minutes} min"
+                yield Row(name, "% off", [100 * each for own in errors for each in own], AIM)
 
 
-def _error(known: LearntTiming, timing: StepTiming) -> float:
+def _reading_ms() -> float:
+    """A worker is read once a second: 10 ms are a hundredth of a core."""
+    learner, begun_s = StepLearner(GUESS), process_time()
+    for number in range(READINGS):
+        learner.learn(StepCounts(1000.0 + number, 100, 400 + number % 7, 1e5, 50 * (number % 3), number % 3))
+    return 1000 * (process_time() - begun_s) / READINGS
+
+
+def _errors(
+    truth: StepTiming, gpus: int, rate: float, *, is_aggregated: bool
+) -> Iterator[tuple[list[float], list[float]]]:
+    """Yield the errors of a decode step and of a prompt after each of the minutes, one for each prior."""
+    decode = _Learnt(truth, gpus, decodes_only=not is_aggregated)
+    prefill = decode if is_aggregated else _Learnt(truth, gpus)
+    draw, coming_s, number = random.Random(3), 0.0, 0
+    for minutes in MINUTES:
+        while coming_s < 60 * minutes:
+            prompt = min(1 + int(draw.expovariate(1 / PROMPT_TOKENS)), 8000)
+            answer = min(2 + int(draw.expovariate(1 / ANSWER_TOKENS)), 2000)
+            for engine in {decode: None, prefill: None}:
+                tokens = answer if engine is decode else 1
+                engine.serve_until(coming_s)
+                engine.submit(EngineRequest(str(number), prompt, tokens, is_remote=engine.decodes_only))
+            number, coming_s = number + 1, coming_s + draw.expovariate(rate)
+        decoded = [_decode_error(known, truth) for known in decode.known()]
+        yield decoded, [_prompt_error(known, truth) for known in prefill.known()]
+
+
+def _decode_error(known: LearntTiming, truth: StepTiming) -> float:
     batches = range(1, max(2, round(known.largest_batch) + 1))
     return sum(
-        abs(known.decode_ms(batch, 900.0 * batch) / timing.decode_ms(batch, 900.0 * batch) - 1)
+        abs(known.decode_ms(batch, 900.0 * batch) / truth.decode_ms(batch, 900.0 * batch) - 1)
         for batch in batches
     ) / len(batches)
 
 
-def _learn(timing: StepTiming, prior: StepLine, rate: float) -> Iterator[tuple[int, LearntTiming]]:
-    """Serve Poisson arrivals, 800 prompt and 150 answer tokens in the mean; read counters once a second."""
-    draw = random.Random(3)
-    engine = EngineModel(EngineSettings(total_blocks=25_000, batched_tokens=2048, jitter=0.05), timing)
-    learner, spans = StepLearner(prior), EngineSpans()
-    now_s = coming_s = 0.0
-    number = read_s = 0
-    for minutes in MINUTES:
-        while now_s < 60 * minutes:
-            while coming_s <= now_s:
-                prompt, answer = 1 + int(draw.expovariate(1 / 800)), 2 + int(draw.expovariate(1 / 150))
-                engine.submit(EngineRequest(str(number), min(prompt, 8000), min(answer, 2000)))
-                number, coming_s = number + 1, coming_s + draw.expovariate(rate)
-            now_s = coming_s if engine.is_idle else now_s + engine.step().duration_s
-            if now_s < read_s:
-                continue
-            read_s = int(now_s) + 1
-            load = engine.load()
-            assert load.counters
-            counters = replace(load.counters, at_s=now_s)
-            if counts := spans.read(counters, load.running_requests):
+def _prompt_error(known: LearntTiming, truth: StepTiming) -> float:
+    return abs(known.timing().prefill_ms(PROMPT_TOKENS) / truth.prefill_ms(PROMPT_TOKENS) - 1)
+
+
+@dataclass(eq=False)
+class _Learnt:
+    """An engine, and what is learnt of it from each of the priors; its counters are read once a second."""
+
+    truth: StepTiming
+    gpus: int
+    decodes_only: bool = False
+    _now_s: float = 0.0
+    _read_s: float = 0.0
+    _spans: EngineSpans = field(default_factory=EngineSpans)
+
+    def __post_init__(self) -> None:
+        settings = EngineSettings(total_blocks=25_000, batched_tokens=2048, jitter=0.05)
+        self._engine = EngineModel(settings, self.truth)
+        lines = (StepLine(*(factor * value / self.gpus for value in GUESS.coefficients)) for factor in PRIORS)
+        self._learners = [StepLearner(line) for line in lines]
+
+    def known(self) -> Sequence[LearntTiming]:
+        return [learner.known for learner in self._learners]
+
+    def submit(self, request: EngineRequest) -> None:
+        self._engine.submit(request)
+
+    def serve_until(self, at_s: float) -> None:
+        while self._now_s < at_s:
+            self._now_s = at_s if self._engine.is_idle else self._now_s + self._engine.step().duration_s
+            if self._now_s >= self._read_s:
+                self._read_s = int(self._now_s) + 1
+                self._learn()
+
+    def _learn(self) -> None:
+        load = self._engine.load()
+        assert load.counters
+        counters = replace(load.counters, at_s=self._now_s)
+        if counts := self._spans.read(counters, load.running_requests):
+            for learner in self._learners:
                 learner.learn(counts)
-        yield minutes, learner.known

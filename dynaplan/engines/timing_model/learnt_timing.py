@@ -32,6 +32,9 @@ of the profile that it comes from: a profile is believed while it foretells bett
   decoding by batch, in half octaves, each drawn to 1 by ``CURVE_PRIOR`` equations.
 - Chunked prefill makes m t a sum over chunks; attention to what is computed already (the square of the
   prompt) is in m as a mean over the lengths seen. Lengths that change move m within a half-life.
+- KV in use is read once a second. Where requests are shorter and reading KV is most of a step, that says
+  little of what their steps read, and m takes a part of d2: an aggregated engine's prompt is thought up to
+  twice as long, while a second as a whole is foretold within 5 %.
 - Speculative decoding emits several tokens a step: ``decoded tokens`` are then more than sequences, d1 is the
   time of a token, and ITL is foretold for the acceptance seen.
 - A shared GPU slows all coefficients together: the regression follows within a half-life, the error says so.
