@@ -77,7 +77,8 @@ class Traffic:
     clients. ``prefix_hit_rate`` is the part of the prompts' tokens, 0 to 1, that came out of a KV cache.
     ``arrivals`` are the requests of each metric pull, of equal length; none where they are not known.
     ``over_ttft`` and ``over_itl`` are the targets, in ms, that frontends know, each with the requests that
-    missed it: counted at the first token and at the end. ``missing`` says why there is no data.
+    missed it: counted at the first token and at the end. ``first_tokens`` are the requests of which that can
+    be told, the streamed ones; None where they are not counted. ``missing`` says why there is no data.
     """
 
     interval_s: float
@@ -95,6 +96,7 @@ class Traffic:
     arrivals: tuple[float, ...] = ()
     over_ttft: tuple[tuple[float, float], ...] = ()
     over_itl: tuple[tuple[float, float], ...] = ()
+    first_tokens: float | None = None
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Traffic:

@@ -20,7 +20,7 @@ and total; each stage leaves a step in the decision's trail. With targets (``rul
 
 4. *Error budget*: requests that may still miss without breaking the promise over ``slo-window``; what was
    missed too much the next backtest makes up for: ``sizing/error_budget.py``.
-5. *Corrections*: measured over expected step times, smoothed: ``sizing/corrections.py``.
+5. *Corrections*: factors of step times, refitted by the last backtest: ``backtesting/record.py``.
 6. *Demands* between L and L + T, the backlog of the prefill queue among them: ``sizing/look_ahead.py``.
 7. *Size* of each demand: the fewest workers with chance(TTFT > target) and chance(ITL > target) within the
    promised parts: ``sizing/pool_sizes.py``. The chances come from ``sizing/queueing/queueing_model.py``:

@@ -18,6 +18,7 @@ from dynaplan.contract.holds import RoleHolds
 from dynaplan.contract.running_limits import RunningLimit
 from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.contract.traffic import Lengths, Traffic, lengths_of, without_usual_bounds
+from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.learnt_timings import LearntTimings
 from dynaplan.util.documents import check_types, without_defaults
 
@@ -133,13 +134,20 @@ class WorkerLimits:
 class Corrections:
     """Factors by which the engines differ from their profile. Their meaning depends on ``sizing``.
 
-    ``queueing``: how many times as long a step takes, of prefill and of decode (aggregated: decode only);
-    smoothed over intervals (``planner/sizing/corrections.py``). ``formula``: mean TTFT and mean ITL measured
-    over the profile's, waiting included, anew in each interval (``planner/sizing/formula.py``).
+    ``queueing``: how many times as long a step takes, of prefill and of decode (aggregated: decode only), as
+    the last backtest refitted it (``planner/backtesting/record.py``). ``formula``: mean TTFT and mean ITL
+    measured over the profile's, waiting included, anew in each interval (``planner/sizing/formula.py``).
     """
 
     prefill: float = 1.0
     decode: float = 1.0
+
+    def of(self, role: Role) -> float:
+        return self.prefill if role is Role.PREFILL else self.decode
+
+    def with_factor(self, role: Role, factor: float) -> Corrections:
+        """Return these with another factor for that role."""
+        return replace(self, **{role.value: factor})
 
 
 @dataclass(frozen=True)
@@ -225,6 +233,26 @@ class SplitTrial:
 
 
 @dataclass(frozen=True)
+class SplitRecord:
+    """A split that stood in the window: the requests that came, and how many missed the TTFT and the ITL.
+
+    ``late`` and ``long`` were measured, ``foretold_late`` and ``foretold_long`` are of the model.
+    """
+
+    workers: PoolSizes
+    requests: float
+    late: float
+    long: float
+    foretold_late: float
+    foretold_long: float
+
+    @property
+    def missed(self) -> float:
+        """The requests that missed the target that most of them missed: how many missed both is not known."""
+        return max(self.late, self.long)
+
+
+@dataclass(frozen=True)
 class BacktestResult:
     """The latest result of a backtest: the cheapest ``workers`` that would have met the targets.
 
@@ -232,9 +260,10 @@ class BacktestResult:
     this one does not permit to scale down. It covers the ``requests`` that arrived in ``window_s`` seconds;
     ``tried`` are the splits (prefill and decode workers) that were compared, the chosen one first.
     ``is_new``: it was computed in this interval. ``change`` compares the load now with that of the window:
-    ``LOAD_ABOVE``, ``LOAD_BELOW`` or ``LOAD_WITHIN``. ``missed_lately`` is a sentence if more requests missed
-    the targets than allowed, else "". ``peak_part`` is the fraction of the window's highest load that may
-    come before a worker that is requested now is ready.
+    ``LOAD_ABOVE``, ``LOAD_BELOW`` or ``LOAD_WITHIN``. ``peak_part`` is the fraction of the window's highest
+    load that may come before a worker that is requested now is ready. ``corrections`` are the factors of step
+    times with which it was simulated, ``stood`` the splits that stood in the window, the last one first;
+    ``is_held``: more had missed there than was foretold, and so every split is said to miss more.
     """
 
     workers: PoolSizes | None = None
@@ -244,8 +273,10 @@ class BacktestResult:
     tried: tuple[SplitTrial, ...] = ()
     is_new: bool = False
     change: str = LOAD_WITHIN
-    missed_lately: str = ""
     peak_part: float = 1.0
+    corrections: Corrections = field(default_factory=Corrections)
+    stood: tuple[SplitRecord, ...] = ()
+    is_held: bool = False
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> BacktestResult:
@@ -256,7 +287,14 @@ class BacktestResult:
             for each in document.get("tried", ())
         )
         chosen = None if workers is None else PoolSizes(**workers)
-        return cls(**{**document, "workers": chosen, "tried": tried})
+        stood = tuple(
+            SplitRecord(**{**each, "workers": PoolSizes(**each["workers"])})
+            for each in document.get("stood", ())
+        )
+        corrections = Corrections(**document.get("corrections", {}))
+        known = {name: value for name, value in document.items() if name not in REMOVED_RESULT}
+        parts = {"workers": chosen, "tried": tried, "stood": stood, "corrections": corrections}
+        return cls(**{**known, **parts})
 
 
 @dataclass(frozen=True)
@@ -499,6 +537,9 @@ REMOVED_PREDICTOR = ("load-predictor", "auto")
 
 REMOVED_STATE = frozenset({"standing", "hedge", "wanted"})
 """What earlier versions remembered from one interval to the next."""
+
+REMOVED_RESULT = frozenset({"missed_lately"})
+"""What earlier versions said of a backtest."""
 
 REMOVED_EXPECTED = frozenset({"doubt", "surprise"})
 """What earlier versions knew of a forecast."""

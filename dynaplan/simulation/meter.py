@@ -95,6 +95,7 @@ class TrafficMeter:
             arrivals=tuple(self._arrivals),
             over_ttft=((self._ttft_ms, float(self._late)),),
             over_itl=((self._itl_ms, float(self._long)),),
+            first_tokens=float(self._first_tokens),
         )
 
     def _dispersion(self) -> float | None:

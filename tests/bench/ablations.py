@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.planner.backtesting.evidence import load_change
+from dynaplan.planner.backtesting.record import Stood
 from dynaplan.planner.model import LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN
 from dynaplan.planner.sizing.look_ahead import lookahead
 from tests.bench import standing
@@ -55,16 +56,13 @@ PARTS: Mapping[str, Part] = {
     "the forecast adds": Part({f"{SCHEDULE}.load_change": never(LOAD_ABOVE)}),
     "exchange of roles": Part({"planner.backtesting.search._Climb._exchange": lambda _, best: best}),
     "fewer misses after too many": Part({f"{SCHEDULE}.MIN_MISS_FRACTION": 1.0}),
-    "staying while too many miss": Part({f"{SCHEDULE}.missed_lately": lambda *_: ""}),
+    "held to the record": Part({"planner.backtesting.record.compare": lambda *_: Stood()}),
     "the Kalman filter": Part(planner={"load-predictor": "constant"}),
     "looking ahead": Part(
         {"planner.sizing.demand_forecast.lookahead": lambda _, interval_s: lookahead(0.0, interval_s)}
     ),
     "backlog": Part({f"{POLICY}.backlog_demand": lambda *_: None}),
-    "corrections": Part(planner={"no-correction": True}),
-    "corrections by the queue": Part(
-        {"planner.sizing.corrections._PrefillQueue.find_factor": lambda _: None}
-    ),
+    "refitted step times": Part(planner={"no-correction": True}),
     "dispersion by scale": Part({"planner.forecasting.traffic_history.dispersions_of": lambda *_: ()}),
     "dispersion": Part({"simulation.meter.TrafficMeter._dispersion": lambda _: None}),
 }
@@ -98,11 +96,11 @@ CASES = (
     _first_minutes("ramp:low=2,high=12", 60.0)("the Kalman filter"),
     _first_minutes("batches:every=95.7,size=81.5,seed=322", 60.0)("dispersion by scale"),
     _first_minutes("batches:every=95.7,size=81.5,seed=322", 60.0)("dispersion"),
-    Case("staying while too many miss", hour_of("8B, aggregated", "bursts", 11), speed=0.7),
+    Case("held to the record", UNCORRECTED, speed=0.7),
     Case("fewer misses after too many", UNCORRECTED, speed=0.7),
-    Case("corrections by the queue", BURSTS, speed=0.7),
-    Case("corrections", WAVE, speed=0.7),
-    Case("corrections", WAVE, speed=1.3),
+    Case("refitted step times", BURSTS, speed=0.7),
+    Case("refitted step times", WAVE, speed=0.7),
+    Case("refitted step times", WAVE, speed=1.3),
 )
 
 

@@ -2,7 +2,7 @@
 
 ``python -m tests.bench wrong-profiles --repeats N``: the first N of three seeds. Beside each simulated hour
 stands the best fixed number of prefill and decode workers with as many GPUs, rounded up. Seeds 11 and 104
-were looked at while the corrections were written, 105 was run once afterwards.
+were looked at while the rules were written; 105 was run once, with the corrections before.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class SlaSettings(Settings):
         default_text="of the simulated engine in a graph its own, else `profiling_results`, or none",
         path=READ,
     )
-    no_correction: bool = option(False, "Trust the profile: do not compare it with what is measured")
+    no_correction: bool = option(False, "Trust the profile: fit no factor of its times to what is measured")
     sizing: str = option("queueing", "How workers are counted", choices=SIZINGS)
     max_running_requests: str | int = option(
         OFF,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.drawn_requests import draw_window
+from dynaplan.planner.backtesting.record import Window, hold_to_record
 from dynaplan.planner.backtesting.runs import SplitRuns
 from dynaplan.planner.backtesting.schedule import Question
 from dynaplan.planner.backtesting.search import Search, Trial, find_cheapest
-from dynaplan.planner.model import BacktestResult, SplitTrial, WorkerLimits
+from dynaplan.planner.model import BacktestResult, Corrections, SplitTrial, WorkerLimits
 from dynaplan.planner.rules.sla_policy import PerformanceModel, apply_corrections
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel
 from dynaplan.simulation.outcome import Slo
@@ -18,6 +20,9 @@ from dynaplan.simulation.simulated_service import UNLIMITED_QUEUE, ServiceSettin
 
 MAX_COMPARED = 4
 """Splits that an answer keeps, its own first and then those that cost as little."""
+
+MAX_STOOD = 2
+"""Splits that stood of which an answer keeps the record, the last one first."""
 
 
 def backtest(
@@ -28,14 +33,23 @@ def backtest(
     With the ``runs`` of the planner's last backtest it goes on where that stopped.
     """
     model = model.with_learnt(question.learnt)
-    service = apply_corrections(model, question.corrections, question.present)
+    intervals = question.intervals
+
+    def build(corrections: Corrections) -> ServiceSettings:
+        service = apply_corrections(model, corrections, question.present)
+        return simulated_service(service, settings, question.limits)
+
+    drawn = draw_window(intervals, model.service.decode.settings)
+    fitted = () if settings.no_correction else _fitted_roles(question)
+    corrections, stood = hold_to_record(build, Window(drawn, intervals), question.corrections, fitted)
     search = Search(
-        simulated_service(service, settings, question.limits),
-        draw_window(question.intervals, service.decode.settings),
+        build(corrections),
+        drawn,
         question.may_miss,
         question.present,
         question.limits,
         runs or SplitRuns(),
+        stood,
     )
     best, trials = find_cheapest(search, question.begin)
     others = sorted(
@@ -48,7 +62,16 @@ def backtest(
         requests=search.requests,
         window_s=sum(each.length_s for each in question.intervals),
         tried=tuple(map(_as_tried, (best, *others[: MAX_COMPARED - 1]))),
+        corrections=corrections,
+        stood=stood.splits[:MAX_STOOD],
+        is_held=bool(stood.ttft_shift or stood.itl_shift),
     )
+
+
+def _fitted_roles(question: Question) -> list[Role]:
+    """Return the roles whose steps are taken from a profile: those that were learnt need no factor."""
+    there = [role for role in SCALED_ROLES if role is Role.DECODE or question.present.prefill]
+    return [role for role in there if not question.learnt.counts(role)]
 
 
 def simulated_service(

@@ -39,6 +39,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.backtesting.arrived_lengths import MIN_LENGTHS
 from dynaplan.planner.backtesting.intervals import Interval
@@ -46,6 +47,7 @@ from dynaplan.planner.model import LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN
 from dynaplan.planner.sizing.queueing.workload import MAX_HIT_RATE
 
 NOTHING = Lengths.fixed(1.0)
+NO_WORKERS = PoolSizes()
 
 
 class Evidence:
@@ -62,13 +64,11 @@ class Evidence:
         isl: Lengths | None,
         osl: Lengths | None,
         failing: int = 0,
-        *,
-        has_too_few_workers: bool = False,
+        serving: PoolSizes = NO_WORKERS,
     ) -> int:
         """Add an interval, with the histograms of recent requests; return how many are too old by then.
 
-        One without data, or before any length is known, is left out. With ``has_too_few_workers`` its misses
-        are no evidence against the engine model.
+        One without data, or before any length is known, is left out.
         """
         if traffic.requests == 0:  # of which no lengths are needed
             isl, osl = isl or NOTHING, osl or NOTHING
@@ -76,7 +76,6 @@ class Evidence:
         if traffic.requests is None or isl is None or osl is None:
             return 0
         last = self._intervals[-1] if self._intervals else None
-        missed = [count for over in (traffic.over_ttft, traffic.over_itl) for _, count in over]
         self._intervals.append(
             Interval(
                 traffic.interval_s,
@@ -85,13 +84,16 @@ class Evidence:
                 isl,
                 osl,
                 min(traffic.prefix_hit_rate or 0.0, MAX_HIT_RATE),
-                None if has_too_few_workers else max(missed, default=None),
                 failing,
                 traffic.osl.total if traffic.osl else 0.0,
                 traffic.ttft_ms or (last.ttft_ms if last else 0.0),
                 traffic.itl_ms or (last.itl_ms if last else 0.0),
                 self._seen_s,
                 self._seen_requests,
+                serving,
+                late=_missed(traffic.over_ttft),
+                long=_missed(traffic.over_itl),
+                first_tokens=traffic.first_tokens,
             )
         )
         self._seen_s += traffic.interval_s
@@ -102,10 +104,6 @@ class Evidence:
             self.span_s -= self._intervals.popleft().length_s
             dropped += 1
         return dropped
-
-    def excuse_newest_misses(self) -> None:
-        """Note that the misses of the newest interval are no evidence against the engine model."""
-        self._intervals[-1] = replace(self._intervals[-1], unexplained_misses=None)
 
     @property
     def intervals(self) -> tuple[Interval, ...]:
@@ -120,6 +118,11 @@ def _enough(own: Lengths | None, recent: Lengths | None) -> Lengths | None:
     """Return the interval's own histogram, or the recent one where that has too few."""
     known = [each for each in (own, recent) if each and each.total]
     return known[-1] if known and known[0].total < MIN_LENGTHS else next(iter(known), None)
+
+
+def _missed(over: Sequence[tuple[float, float]]) -> float | None:
+    """Return how many missed the target; None where frontends do not count them."""
+    return over[0][1] if over else None
 
 
 # -- the present load beside the evidence ----------------------------------------------------------------
@@ -218,20 +221,6 @@ def _sums(values: Sequence[float], stretch: int) -> list[float]:
     """Return the sums of every so many values in a row."""
     totals = [0.0, *accumulate(values)]
     return [after - before for before, after in zip(totals, totals[stretch:], strict=False)]
-
-
-def missed_lately(intervals: Sequence[Interval], within_s: float, may_miss: float) -> str:
-    """Return a sentence if more misses are unexplained than ``may_miss`` and chance allow; else ""."""
-    came, missed = 0.0, 0.0
-    for interval in reversed(intervals):
-        if within_s <= 0:
-            break
-        within_s -= interval.length_s
-        if interval.unexplained_misses is not None:
-            came, missed = came + interval.requests, missed + interval.unexplained_misses
-    if missed <= allowed_misses(came, may_miss, DEVIATIONS):
-        return ""
-    return f"{missed:.0f} of the last {came:.0f} requests missed a target"
 
 
 def allowed_misses(count: float, part: float, deviations: float) -> float:

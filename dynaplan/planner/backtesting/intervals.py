@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.traffic import Lengths
+
+RECENT_S = 600.0
+"""Seconds that are looked at once more for themselves, because they may be how it goes on."""
+
+Z = 1.645
+"""Standard deviations within which 95 % of a normal distribution's lower side lie."""
 
 
 @dataclass(frozen=True)
@@ -12,9 +19,8 @@ class Interval:
     """One interval of traffic. Its lengths are the recent ones where its own are too few.
 
     ``answered`` is the number of answers that ended in it, of which the lengths and the means are.
-    ``unexplained_misses`` are the requests that missed the target that most of them missed. None where
-    frontends do not count them, and where the engine model is not to blame: too few workers served, or the
-    load was above all that had been backtested.
+    ``serving`` are the workers that served at its end; ``late`` and ``long`` the requests that missed the
+    TTFT and the ITL, None where frontends do not count them, of ``first_tokens`` whose times are known.
     ``failing`` are the workers that had failed, or were started again unasked, at its end. ``begin_s`` and
     ``requests_before`` are the seconds and the requests before it since the evidence began.
     """
@@ -25,10 +31,18 @@ class Interval:
     isl: Lengths
     osl: Lengths
     hit_rate: float = 0.0
-    unexplained_misses: float | None = None
     failing: int = 0
     answered: float = 0.0
     ttft_ms: float = 0.0
     itl_ms: float = 0.0
     begin_s: float = 0.0
     requests_before: float = 0.0
+    serving: PoolSizes = field(default_factory=PoolSizes)
+    late: float | None = None
+    long: float | None = None
+    first_tokens: float | None = None
+
+    @property
+    def life_s(self) -> float:
+        """The mean seconds from a request's arrival to its last token."""
+        return (self.ttft_ms + (self.osl.mean_tokens or 0.0) * self.itl_ms) / 1000

@@ -7,15 +7,14 @@
   ``MAX_CPU_SHARE`` of a core is spent in the mean.
 - A worker leaves only in the interval in which an answer comes (``BacktestResult.is_new``), so an answer
   never removes what was added after its evidence.
+- After the load was above all that had been backtested, an answer only adds for ten minutes: what is new is a
+  small part of the window, and who was added for it would leave by the rest. Likewise while the window is
+  shorter than ``MIN_LIVES`` lives of an answer: most of what came in it still runs.
 - A backtest that fails or is killed at its deadline leaves the last answer, which then adds only.
 - A load that has ended stays so, though the next backtests see its end as well as its peak, until there is
   one that sees nothing before the end, or the load comes back.
 - After workers failed within the window, an answer only adds, though all serve again: the workers that a
   backtest simulates never fail.
-- While clearly more requests of the last ten minutes miss than promised, although enough workers served and
-  the load was not above what had been backtested, an answer only adds: the engine model is too optimistic.
-  The corrections need some intervals to find that (``sizing/corrections.py``). Bursts on aggregated workers
-  that are 30 % slower than the profile: 98.6 % in time with this, 83.0 % without.
 - What was missed too much lately (the error budget) is made up for: the next answer may miss as much less,
   down to half of what is promised.
 """
@@ -30,11 +29,10 @@ from dynaplan.contract.counts import PoolSizes
 from dynaplan.planner.backtesting.evidence import (
     Evidence,
     load_change,
-    missed_lately,
     peak_part,
 )
-from dynaplan.planner.backtesting.intervals import Interval
-from dynaplan.planner.backtesting.search import RECENT_S, min_requests
+from dynaplan.planner.backtesting.intervals import RECENT_S, Interval
+from dynaplan.planner.backtesting.search import min_requests
 from dynaplan.planner.learnt_timings import LearntTimings
 from dynaplan.planner.model import (
     LOAD_ABOVE,
@@ -50,6 +48,9 @@ from dynaplan.planner.sizing.look_ahead import lookahead
 
 BACKTESTS_PER_WINDOW = 12
 """How often the traffic of a window is backtested: every five minutes of an hour."""
+
+MIN_LIVES = 8
+"""Lives of an answer that a window has before somebody leaves by it."""
 
 MAX_CPU_SHARE = 0.1
 """The part of a core that backtests take at most, in the mean."""
@@ -89,7 +90,7 @@ class BacktestSchedule:
         self._intervals_seen = 0
         self._before_end: tuple[Interval, ...] = ()
         self._dropped_since_asked = 0
-        self._due_s = -math.inf
+        self._due_s = self._above_s = -math.inf
         self._is_new = False
 
     def add(self, observation: Observation) -> None:
@@ -101,7 +102,7 @@ class BacktestSchedule:
                 foresight.isl,
                 foresight.osl,
                 _failing(observation),
-                has_too_few_workers=self._has_too_few_workers(observation),
+                PoolSizes(observation.load.prefill_workers, observation.load.decode_workers),
             )
             self._intervals_seen = max(0, self._intervals_seen - dropped)
             self._dropped_since_asked += dropped
@@ -150,23 +151,27 @@ class BacktestSchedule:
         intervals, known = self._evidence.intervals, self._intervals_seen
         change = self._load_change(intervals, _coming(observation.foresight))
         if change == LOAD_ABOVE:
-            self._evidence.excuse_newest_misses()
+            self._above_s = observation.at_s
         ahead = lookahead(observation.startup_s, self._settings.adjustment_interval_s)
-        failed = max(each.failing for each in intervals)
         return replace(
             self._answer,
-            missing=self._answer.missing or (f"workers failed in the window ({failed})" if failed else ""),
+            missing=self._answer.missing or self._too_soon(intervals, observation.at_s),
             is_new=is_new,
             change=change,
-            missed_lately=missed_lately(self._evidence.intervals, RECENT_S, self._rest()),
             peak_part=round(peak_part(intervals, known, ahead.intervals + 1), 2),
         )
 
-    def _has_too_few_workers(self, observation: Observation) -> bool:
-        """Tell whether fewer workers served than the last backtest asked for; before it, than are desired."""
-        desired, load = observation.desired, observation.load
-        enough = self._answer.workers or PoolSizes(desired.num_prefill_workers, desired.num_decode_workers)
-        return load.prefill_workers < enough.prefill or load.decode_workers < enough.decode
+    def _too_soon(self, intervals: tuple[Interval, ...], at_s: float) -> str:
+        """Return why this window is no reason to leave, "" if it is one."""
+        if failed := max(each.failing for each in intervals):
+            return f"workers failed in the window ({failed})"
+        if at_s - self._above_s < RECENT_S:
+            minutes = (at_s - self._above_s) / 60
+            return f"the load was above all that had been backtested {minutes:.0f} min ago"
+        life_s = max(each.life_s for each in intervals)
+        if self._evidence.span_s < min(self._window_s, MIN_LIVES * life_s):
+            return f"an answer takes {life_s:.0f} s, and {self._evidence.span_s / 60:.0f} min are known"
+        return ""
 
     def _load_change(self, intervals: tuple[Interval, ...], coming: float) -> str:
         before = self._before_end

@@ -34,17 +34,12 @@ from functools import cached_property
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
 from dynaplan.planner.backtesting.evidence import allowed_misses
+from dynaplan.planner.backtesting.intervals import RECENT_S, Z
+from dynaplan.planner.backtesting.record import Stood
 from dynaplan.planner.backtesting.runs import SplitRun, SplitRuns
 from dynaplan.planner.model import WorkerLimits
 from dynaplan.planner.sizing.limits import fit_budget, raise_to
 from dynaplan.simulation.simulated_service import ServiceSettings
-
-RECENT_S = 600.0
-"""Seconds that are looked at once more for themselves, because they may be how it goes on."""
-
-Z = 1.645
-"""Standard deviations within which 95 % of a normal distribution's lower side lie."""
-
 
 MAX_RUNS = 12
 """Splits that one search simulates; the next search continues where it ended."""
@@ -91,6 +86,7 @@ class Search:
     present: PoolSizes
     limits: WorkerLimits
     runs: SplitRuns = field(default_factory=SplitRuns)
+    stood: Stood = field(default_factory=Stood)
 
     def __post_init__(self) -> None:
         self.runs.begin(self.service, self.window)
@@ -184,8 +180,16 @@ class _Climb:
 
 
 def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
-    """Simulate the window on a static split, until it is over or too many have missed."""
+    """Simulate the window on a static split, until it is over or too many have missed.
+
+    Of one that stood all the time what was measured counts.
+    """
     gpus, count, arrived = search.limits.gpus(workers), search.requests, 0
+    if records := search.stood.of_standing(workers):
+        window, newest = records
+        is_kept = window.missed <= window.requests * search.may_miss
+        is_kept &= newest.missed <= allowed_misses(newest.requests, search.may_miss, Z)
+        return Trial(workers, gpus, 1 - window.missed / max(1.0, window.requests), is_kept)
     is_removal = gpus < search.limits.gpus(search.present)
     may_miss = max(0.0, allowed_misses(count, search.may_miss, -Z if is_removal else 0.0))
     kept = course = search.runs.of(workers, search.begin_s)
@@ -202,14 +206,16 @@ def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
     if course is kept:
         course = kept.copy()
     course.finish()
-    missed = course.misses.since(search.begin_s).either
-    is_kept = missed <= may_miss and _kept_lately(search, course)
-    return Trial(workers, gpus, 1 - missed / max(1, count), is_kept)
+    simulated = course.misses.since(search.begin_s)
+    held = search.stood.held(count, simulated)
+    is_kept = held <= may_miss and _kept_lately(search, course, held - simulated.either)
+    return Trial(workers, gpus, 1 - held / max(1, count), is_kept)
 
 
-def _kept_lately(search: Search, course: SplitRun) -> bool:
+def _kept_lately(search: Search, course: SplitRun, more: float) -> bool:
+    """Tell whether the newest requests keep it; of all, so many ``more`` miss than simulated ones."""
     end_s = search.window[-1].end_s if search.window else 0.0
     recent = [each for each in search.window if each.end_s > end_s - RECENT_S]
     came = sum(each.count for each in recent)
     missed = course.misses.since(recent[0].begin_s).either if recent else 0
-    return missed <= allowed_misses(came, search.may_miss, Z)
+    return missed + more * came / max(1, search.requests) <= allowed_misses(came, search.may_miss, Z)

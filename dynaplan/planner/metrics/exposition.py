@@ -243,6 +243,7 @@ def traffic_of(interval_s: float, seen: Counts, dispersion: float | None = None)
         prefix_hit_rate=_hit_rate(seen),
         over_ttft=_missed(seen, OVER_TTFT),
         over_itl=_missed(seen, OVER_ITL),
+        first_tokens=seen.get((f"{TTFT}_count", "")),
     )
 
 

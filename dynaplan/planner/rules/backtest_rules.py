@@ -11,8 +11,7 @@
 Where the GPUs do not hold that, an answer that has them all goes first: it was simulated under scarcity.
 Else it is what the forecast needs, for a load above, or the answer.
 
-Objections: workers that fail, more misses lately than promised beside as many workers as were asked for (the
-engine model is too good), a backtest that was not computed, and workers that failed within its window.
+Objections: workers that fail, a backtest that was not computed, and workers that failed within its window.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from dynaplan.planner.model import (
     DecisionStep,
     Observation,
     Sizing,
+    SplitRecord,
     SplitTrial,
     WorkerLimits,
 )
@@ -50,8 +50,11 @@ def apply_backtest(
         note = DecisionStep("backtest", current, current, f"none yet: {answer.missing}")
         return replace(sizing, steps=(*sizing.steps[:-1], note, *sizing.steps[-1:]))
     steps = sizing.steps
+    if answer.stood:
+        steps = (DecisionStep("record", current, current, describe_record(answer)), *steps)
     if answer.workers and not answer.change:
-        steps = (DecisionStep("forecast", current, current, f"the forecast alone needs {sizing.workers}"),)
+        note = DecisionStep("forecast", current, current, f"the forecast alone needs {sizing.workers}")
+        steps = (*steps[: bool(answer.stood)], note)
     prediction = sizing.prediction if after == sizing.workers else None
     return Sizing(after, (*steps, DecisionStep("backtest", steps[-1].after, after, why)), prediction)
 
@@ -91,8 +94,6 @@ def _objection(observation: Observation, answer: BacktestResult) -> str:
     failing = sum(role.failed + role.backoff for role in (fleet.prefill, fleet.decode))
     if failing:
         return f"while workers fail ({failing})"
-    if answer.missed_lately:
-        return f"while more miss than promised: {answer.missed_lately}"
     return f"because {answer.missing}" if answer.missing else ""
 
 
@@ -112,6 +113,24 @@ def describe_backtest(answer: BacktestResult) -> str:
     return f"{text}, {_split(cheaper)} {at_most}{cheaper.in_time:.1%} with {cheaper.gpus}"
 
 
-def _split(trial: SplitTrial) -> str:
-    workers = trial.workers
+def describe_record(answer: BacktestResult) -> str:
+    """Say what the split that stood last really kept, what was foretold of it, and what comes of that."""
+    [last, *_] = answer.stood
+    factors = {"prefill": answer.corrections.prefill, "decode": answer.corrections.decode}
+    slower = " and ".join(f"{factor:g} of {role}" for role, factor in factors.items() if factor != 1)
+    ttft, itl = _kept(last, last.late, last.foretold_late), _kept(last, last.long, last.foretold_long)
+    return (
+        f"{_split(last)} kept the TTFT of {ttft} and the ITL of {itl} of its {last.requests:.0f} requests"
+        + ("; what stood missed more than foretold, so every split is held to that" if answer.is_held else "")
+        + (f"; steps take this many times the model's: {slower}" if slower else "")
+    )
+
+
+def _kept(record: SplitRecord, missed: float, foretold: float) -> str:
+    came = max(1.0, record.requests)
+    return f"{1 - missed / came:.1%} ({max(0.0, 1 - foretold / came):.1%} foretold)"
+
+
+def _split(each: SplitTrial | SplitRecord) -> str:
+    workers = each.workers
     return f"{workers.prefill} + {workers.decode}" if workers.prefill else f"{workers.decode}"

@@ -5,9 +5,8 @@ Each interval, in this order:
 1. *Error budget*: requests of the finished interval that missed a target are charged to it
    (``planner/sizing/error_budget.py``).
 2. *Learnt*: where the engines' own counters tell the time of a step, and there is no profile or one that
-   foretells clearly worse, the model has those times. Else *corrections*: measured against expected times
-   adjust the profile (``corrections.py``, or ``formula.py``), unless worker counts changed during the
-   interval, and not with ``no-correction``.
+   foretells clearly worse, the model has those times. Else *corrections*: the profile's times the factors
+   of the last backtest (``planner/backtesting/record.py``), which fits none with ``no-correction``.
 3. *Demands*: one per forecast interval, and one more with the backlog (``look_ahead.py``).
 4. *Size*: the most that any of them needs, by the queueing model (``pool_sizes.py``), within minimums and GPU
    budget (``limits.py``).
@@ -19,7 +18,8 @@ Each interval, in this order:
    sizing, and are subtracted from the size.
 
 With ``sizing: formula`` steps 3 to 5 are left out, as in the original: the mean forecast for the next
-interval gives the size, for scaling up and down, within minimums and GPU budget.
+interval gives the size, for scaling up and down, within minimums and GPU budget. Its corrections are of the
+interval, unless worker counts changed in it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ from dynaplan.planner.model import (
 from dynaplan.planner.rules import guards
 from dynaplan.planner.rules.backtest_rules import apply_backtest
 from dynaplan.planner.sizing import error_budget
-from dynaplan.planner.sizing.corrections import update_corrections
 from dynaplan.planner.sizing.demand_forecast import demand_of
 from dynaplan.planner.sizing.error_budget import describe_budget
 from dynaplan.planner.sizing.formula import Formula
@@ -102,12 +101,14 @@ def size_for_slo(
     learnt = observation.learnt
     model = model.with_learnt(learnt)
     state = _spend_error_budget(model, settings, state, observation, current)
-    if not model.formula and (learnt.counts(Role.DECODE) or learnt.counts(Role.PREFILL)):
-        state, notes = replace(state, corrections=Corrections()), []
-        lines = learnt.lines(is_disaggregated=bool(current.prefill))
-        notes = [DecisionStep("learnt", current, current, line) for line in lines]
+    notes: list[DecisionStep] = []
+    if model.formula:
+        state, notes = _update_corrections(model.formula, settings, state, observation, current)
     else:
-        state, notes = _update_corrections(model, settings, state, observation, current)
+        state = replace(state, corrections=_refitted(state.corrections, observation))
+        if any(map(learnt.counts, SCALED_ROLES)):
+            lines = learnt.lines(is_disaggregated=bool(current.prefill))
+            notes = [DecisionStep("learnt", current, current, line) for line in lines]
     if settings.slo_window_s:
         notes = [DecisionStep("promise", current, current, describe_budget(state.error_budget)), *notes]
     if model.profile_note:
@@ -153,8 +154,18 @@ def limits_of(settings: PlannerSettings, observation: Observation, current: Pool
     )
 
 
+def _refitted(before: Corrections, observation: Observation) -> Corrections:
+    """Return the factors of the last backtest, and 1 for a role whose steps were learnt."""
+    answer, learnt = observation.backtest, observation.learnt
+    found = answer.corrections if answer and answer.workers else before
+    return Corrections(
+        1.0 if learnt.counts(Role.PREFILL) else found.prefill,
+        1.0 if learnt.counts(Role.DECODE) else found.decode,
+    )
+
+
 def _update_corrections(
-    model: PerformanceModel,
+    formula: Formula,
     settings: PlannerSettings,
     state: PlannerState,
     observation: Observation,
@@ -166,14 +177,9 @@ def _update_corrections(
     if load.changed:
         why = f"corrections stay: the workers changed in this interval ({load.changed})"
         return state, [DecisionStep("corrections", current, current, why)]
-    if model.formula:
-        after, why = model.formula.corrections(
-            state.corrections, traffic, load.decode_workers, is_aggregated=not current.prefill
-        )
-    else:
-        after, why = update_corrections(
-            model.service_for(current), state.corrections, traffic, load, settings.targets()
-        )
+    after, why = formula.corrections(
+        state.corrections, traffic, load.decode_workers, is_aggregated=not current.prefill
+    )
     return replace(state, corrections=after), [DecisionStep("corrections", current, current, why)]
 
 
@@ -199,9 +205,7 @@ def _spend_error_budget(
 
 def apply_corrections(model: PerformanceModel, corrections: Corrections, current: PoolSizes) -> QueueingModel:
     """Return the queueing model with its step times scaled by the corrections."""
-    return model.service_for(current).slowed(
-        effective_correction(corrections.prefill), effective_correction(corrections.decode)
-    )
+    return model.service_for(current).slowed(corrections.prefill, corrections.decode)
 
 
 def _size_by_queueing_model(
@@ -243,16 +247,6 @@ def _measured_demand(
         foresight.expected[0], requests=traffic.requests * foresight.interval_s / traffic.interval_s
     )
     return demand_of(settings, foresight, measured)
-
-
-CORRECTION_TOLERANCE = 1.15
-"""Corrections within this factor of 1 are ignored. The model is never more exact, and following its error
-would make the size flap under constant load."""
-
-
-def effective_correction(correction: float) -> float:
-    """Return the factor for the step times: the correction, or 1 when it is close enough to 1."""
-    return 1.0 if 1 / CORRECTION_TOLERANCE < correction < CORRECTION_TOLERANCE else correction
 
 
 def _block_scale_up_of_failing_roles(observation: Observation, sizing: Sizing, current: PoolSizes) -> Sizing:

@@ -8,7 +8,8 @@ short rise pass. (The idea is that of Google's Site Reliability Engineering, 201
 promised. q: part of an interval's requests that missed.
 
 **Balance.** For each target the budget counts the requests that could have missed it without breaking
-the promise. After an interval of t seconds in which R requests arrived,
+the promise. After an interval of t seconds in which R requests arrived (the streamed ones, where that is
+counted: of others nobody knows a TTFT, so they earn nothing),
 
     budget <- budget exp(-t / window) + R (1 - P / 100) - q R
 
@@ -31,8 +32,8 @@ that needs requests, lengths, a mean TTFT or a worker of each role and has none,
 budget; without data it stays.
 
 **Made up for.** It is the account that is shown; worker counts follow from backtests over the same window.
-While more missed than promised, the next backtest may miss as much less, and nobody leaves while misses go
-on (``planner/backtesting/schedule.py``).
+While more missed than promised, the next backtest may miss as much less
+(``planner/backtesting/schedule.py``).
 
 **A restart** of the planner keeps the budget: it is read from the last record of the planner before, faded
 by the time between (``planner/assembly.py``).
@@ -102,7 +103,7 @@ def update_budget(
     after = decay_budget(budget, traffic.interval_s, window_s)
     if not missed:
         return after
-    requests = traffic.requests or 0.0
+    requests = (traffic.requests if traffic.first_tokens is None else traffic.first_tokens) or 0.0
     ttft = requests * (1 - targets.ttft_percentile / 100) - missed[0]
     itl = requests * (1 - targets.itl_percentile / 100) - missed[1]
     return ErrorBudget(after.ttft_requests + ttft, after.itl_requests + itl)

@@ -9,7 +9,7 @@ interval its own b; below 1, unknown, or from fewer than 5 pulls b is 1 (``measu
 The prefill pool also uses b at several time scales, which distinguishes batches of a clock from others
 (``planner/forecasting/arrivals.py``).
 Prompt and answer lengths are independent draws from the measured histograms. Workers of a role are alike;
-their step times are those of the profile, times the corrections (``corrections.py``).
+their step times are those of the profile, times the corrections (``planner/backtesting/record.py``).
 
 **Disaggregated.** The prefill pool is a multi-server queue with batches (``prefill_model.py``), each of c
 decode workers the infinite-server model of ``decode_model.py`` with 1/c of the requests. The two are taken

@@ -12,7 +12,6 @@ from dynaplan.planner.backtesting.evidence import (
     Evidence,
     allowed_misses,
     load_change,
-    missed_lately,
     peak_part,
 )
 from dynaplan.planner.backtesting.intervals import Interval
@@ -140,28 +139,6 @@ def test_too_few_intervals_say_nothing_of_how_fast_a_load_changes() -> None:
     falling = [interval(200 - 5 * number) for number in range(10)]
     assert part(falling, 2 * REACTION) == 1.0
     assert part(falling, 2 * REACTION + 1) < 1.0
-
-
-def test_misses_beyond_chance_are_told_and_what_frontends_do_not_count_is_not() -> None:
-    assert missed_lately([interval(100, unexplained_misses=60.0)] * 20, 600.0, 0.05) == (
-        "1200 of the last 2000 requests missed a target"
-    )
-    assert missed_lately([interval(100, unexplained_misses=6.0)] * 20, 600.0, 0.05) == ""
-    assert missed_lately([interval(100)] * 20, 600.0, 0.05) == ""
-    early = [*[interval(100, unexplained_misses=90.0)] * 20, *[interval(100, unexplained_misses=0.0)] * 20]
-    assert missed_lately(early, 600.0, 0.05) == ""
-
-
-def test_misses_that_are_explained_are_not_counted_and_neither_are_their_requests() -> None:
-    half = [interval(100, unexplained_misses=20.0), interval(100, unexplained_misses=None)] * 10
-    assert missed_lately(half, 600.0, 0.05) == "200 of the last 1000 requests missed a target"
-    evidence = Evidence(600.0)
-    missing = Traffic(30.0, 100.0, over_ttft=((0.0, 50.0),))
-    evidence.add(missing, Lengths.fixed(10.0), Lengths.fixed(10.0))
-    evidence.add(missing, Lengths.fixed(10.0), Lengths.fixed(10.0), has_too_few_workers=True)
-    assert [each.unexplained_misses for each in evidence.intervals] == [50.0, None]
-    evidence.excuse_newest_misses()
-    assert evidence.intervals[-1].unexplained_misses is None
 
 
 def test_allowed_misses_are_the_promised_part_and_chance() -> None:

@@ -149,6 +149,34 @@ def test_a_load_that_has_outgrown_the_window_is_above() -> None:
     assert schedule.answer(seen(61, 20.0)).change == LOAD_ABOVE
 
 
+def test_nobody_leaves_for_ten_minutes_after_a_load_was_above_all_that_was_backtested() -> None:
+    schedule, _ = answered()
+    for number in (61, 62):
+        schedule.add(seen(number, 20.0))
+        schedule.answer(seen(number, 20.0))
+    for later, why in ((12, "above all that had been backtested 2 min ago"), (60, "")):
+        schedule.add(seen(62 + later))
+        question = asked(schedule, replace(seen(62 + later), at_s=1e4))
+        assert question
+        schedule.note(question, BacktestResult(PoolSizes(1, 1)), 0.0, 1.0)
+        assert why in schedule.answer(seen(62 + later)).missing
+    assert schedule.answer(seen(62 + later)).missing == ""
+
+
+def test_nobody_leaves_by_a_window_of_few_lives_of_an_answer() -> None:
+    schedule = BacktestSchedule(SETTINGS)
+    slow = [replace(seen(number), traffic=traffic(5.0, osl=15_000)) for number in range(130)]
+    for observation in slow[:60]:
+        schedule.add(observation)
+    question = asked(schedule, slow[60])
+    assert question
+    schedule.note(question, BacktestResult(PoolSizes(1, 1)), 0.0, 1.0)
+    assert schedule.answer(slow[60]).missing == "an answer takes 150 s, and 10 min are known"
+    for observation in slow[60:]:
+        schedule.add(observation)
+    assert schedule.answer(slow[-1]).missing == ""
+
+
 def test_a_load_that_has_ended_stays_so_when_backtests_see_its_end_until_they_see_nothing_before_it() -> None:
     schedule, _ = answered()
     for number in range(60, 460):
@@ -179,34 +207,6 @@ def test_what_was_missed_too_much_is_made_up_for_down_to_half_of_the_promise() -
         question = asked(*schedule_after(60), state)
         assert question
         assert round(question.may_miss, 6) == may_miss
-
-
-def missing(number: int, requests_per_s: float, prefill: int = 2) -> Observation:
-    """An interval in which every request misses its TTFT, beside so many prefill workers."""
-    observation = seen(number, requests_per_s)
-    late = replace(observation.traffic, over_ttft=((500.0, requests_per_s * T),))  # type: ignore[type-var]
-    return replace(observation, traffic=late, load=replace(observation.load, prefill_workers=prefill))
-
-
-def lately(prefill: int, requests_per_s: float = 5.0) -> str:
-    schedule, observation = schedule_after(60)
-    question = asked(schedule, observation)
-    assert question
-    schedule.note(question, BacktestResult(PRESENT), observation.at_s, 1.0)
-    answer = BacktestResult()
-    for number in range(60, 70):
-        schedule.add(missing(number, requests_per_s, prefill))
-        answer = schedule.answer(missing(number, requests_per_s, prefill))
-    return answer.missed_lately
-
-
-def test_misses_beside_as_many_workers_as_were_enough_blame_the_engine_model() -> None:
-    assert "missed a target" in lately(prefill=2)
-
-
-def test_misses_beside_fewer_workers_or_of_a_load_that_no_backtest_saw_blame_nothing() -> None:
-    assert lately(prefill=1) == ""
-    assert lately(prefill=2, requests_per_s=50.0) == ""
 
 
 def test_the_answer_compares_the_split_with_cheaper_ones() -> None:

@@ -52,6 +52,7 @@ def test_requests_over_a_promised_time_are_read_with_it_and_are_not_known_of_oth
     record.observe(1)
     seen = traffic_of(30.0, read(metrics))
     assert (seen.over_ttft, seen.over_itl) == (((500.0, 1.0),), ((1234567.5, 0.0),))
+    assert seen.first_tokens == 1.0
     assert traffic_of(30.0, read(frontend())).over_ttft == ()
 
 

@@ -49,14 +49,13 @@ def test_who_was_not_needed_leaves_in_the_interval_of_the_answer() -> None:
         (BacktestResult(missing="590 s of traffic are known"), "590 s of traffic are known"),
         (replace(ANSWER, is_new=False), "until the next backtest"),
         (replace(ANSWER, missing="it was killed"), "because it was killed"),
-        (replace(ANSWER, missed_lately="9 of 20 missed"), "while more miss than promised: 9 of 20 missed"),
         (replace(ANSWER, change=LOAD_ABOVE), "nothing is removed"),
         (
             replace(ANSWER, change=LOAD_BELOW, missing="it was killed"),
             "nothing is removed because it was killed",
         ),
     ],
-    ids=["none", "no evidence", "an old answer", "killed", "missed lately", "outgrown", "ended, and killed"],
+    ids=["none", "no evidence", "an old answer", "killed", "outgrown", "ended, and killed"],
 )
 def test_nothing_is_removed_without_an_answer_that_counts(answer: BacktestResult | None, why: str) -> None:
     sizing = after(answer)
@@ -93,8 +92,8 @@ def test_of_a_load_whose_peak_cannot_come_in_time_that_part_of_the_answer_is_nee
 
 @pytest.mark.parametrize(
     "objection",
-    [{"missing": "it was killed"}, {"missed_lately": "9 of 20 missed"}, {"change": LOAD_ABOVE}],
-    ids=["killed", "missed lately", "outgrown"],
+    [{"missing": "it was killed"}, {"change": LOAD_ABOVE}],
+    ids=["killed", "outgrown"],
 )
 def test_whose_peak_cannot_come_stays_while_something_objects(objection: dict[str, str]) -> None:
     slow = replace(ANSWER, workers=PoolSizes(4, 2), peak_part=0.6, **objection)  # type: ignore[arg-type]

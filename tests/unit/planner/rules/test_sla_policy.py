@@ -14,6 +14,7 @@ import pytest
 from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.model import (
+    BacktestResult,
     Corrections,
     Expected,
     Observation,
@@ -23,7 +24,6 @@ from dynaplan.planner.model import (
     WorkerLimits,
 )
 from dynaplan.planner.rules.sla_policy import (
-    effective_correction,
     limits_of,
     limits_with_unmanaged,
     size_for_slo,
@@ -91,15 +91,6 @@ def test_an_aggregated_deployment_has_no_minimum_of_prefill_workers() -> None:
 # -- what is believed ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("measured", "factor"), [(1.0, 1.0), (1.14, 1.0), (0.88, 1.0), (1.2, 1.2), (0.8, 0.8)]
-)
-def test_engines_that_are_nearly_as_their_profile_says_are_taken_to_be_so(
-    measured: float, factor: float
-) -> None:
-    assert effective_correction(measured) == factor
-
-
 def test_slow_engines_get_more_workers() -> None:
     slow = PlannerState(corrections=Corrections(2.0, 1.0))
     observation = seen(ONE_EACH, [14.0])
@@ -107,14 +98,12 @@ def test_slow_engines_get_more_workers() -> None:
     assert decided(observation, ONE_EACH, slow)[1].workers.prefill > 1
 
 
-def test_corrections_stay_while_workers_change_and_where_they_are_not_wanted() -> None:
-    correcting = replace(SETTINGS, no_correction=False)
+def test_the_factors_are_those_of_the_last_backtest_and_stay_until_there_is_one() -> None:
     state = PlannerState(corrections=Corrections(1.3, 0.9))
-    settled = seen(ONE_EACH, [10.0])
-    changing = replace(settled, load=replace(settled.load, changed="decode 1 -> 2"))
-    assert decided(changing, ONE_EACH, state, correcting)[0].corrections == state.corrections
-    assert decided(settled, ONE_EACH, state)[0].corrections == state.corrections
-    assert decided(settled, ONE_EACH, state, correcting)[0].corrections != state.corrections
+    before = seen(ONE_EACH, [10.0])
+    refitted = replace(before, backtest=BacktestResult(ONE_EACH, corrections=Corrections(1.5, 1.2)))
+    assert decided(before, ONE_EACH, state)[0].corrections == state.corrections
+    assert decided(refitted, ONE_EACH, state)[0].corrections == Corrections(1.5, 1.2)
 
 
 def test_requests_are_as_long_as_recent_ones_but_for_the_mean_that_is_expected() -> None:

@@ -154,6 +154,12 @@ def test_each_target_has_a_budget_of_its_own() -> None:
     assert left.ttft_requests < 0 < left.itl_requests
 
 
+def test_requests_that_were_not_streamed_earn_nothing() -> None:
+    traffic = replace(situations.traffic(10.0), requests=100.0, first_tokens=20.0)
+    left = update_budget(ErrorBudget(), (0.0, 0.0), traffic, PROMISE, WINDOW_S)
+    assert left.ttft_requests == left.itl_requests == pytest.approx(PROMISED * 20)
+
+
 def test_what_is_long_past_fades_whether_it_was_left_or_owed() -> None:
     budget = ErrorBudget(100.0, -100.0)
     for _ in range(360):

@@ -1,0 +1,307 @@
+"""What really stood beside what really happened: the model of the engines is held to its own record.
+
+A backtest believes a model. So before it tries any split, what stood in the window is simulated as it stood:
+the same arrivals, the workers that served in each interval (a change is in the middle of the interval that
+ends with other numbers), counted as frontends count. It differs from what was measured by the model's error
+and by chance alone: scarcity, backlogs and late workers are in both.
+
+**Refit.** The steps of a role take z times as long as the model says. z is the factor at which the replayed
+mean ITL (decode workers, and aggregated ones) or the mean TTFT (prefill workers) of the last ten minutes is
+the measured one: the weighted median of log(measured / replayed) over intervals is 0, so a backlog of half of
+the time moves nothing. A factor whose replay is within ``TOLERANCE`` stays: chance and histograms are no more
+exact. Else z is found by secants within a shrinking bracket; a step's time is nearly proportional to z, so
+that two replays do, but for backlogs. What was learnt from the engines' own counters needs no factor. The ten
+minutes before are replayed too, to begin with the requests that were there.
+
+**Held to the record.** Over the window n requests came, of which m missed a target and the refitted model
+foretold f. Two proportions differ beyond chance (p = (m + f) / 2 n) when
+
+    (m - f) / sqrt(2 n p (1 - p) phi) > Z
+
+Misses come in bursts, so their variance is phi times that of independent ones: Pearson's statistic of the
+differences in ``BLOCKS`` parts of the window over its degrees of freedom, at least 1 (McCullagh and Nelder,
+Generalized Linear Models, 1989, section 4.5). Then what any split misses of that target is shifted by the
+same odds: logit(q) + logit(m / n) - logit(f / n). More than was foretold is held against every split; less
+is not counted in favour of one, because splits with fewer workers have no record.
+
+**What stood all the time** needs no model: its measured misses count in place of simulated ones.
+
+**Where it is wrong.** The odds of one split are those of another one only if the model errs alike on both.
+A worker that served for part of an interval counts for half of it. What was missed counts in the interval in
+which it ended, here and there; requests that were there before the window are missing in the replay's first
+minutes, so what came within an answer's life of its beginning is not compared. Of requests that were not
+streamed nobody knows the TTFT: they are in neither count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traffic import Traffic
+from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
+from dynaplan.planner.backtesting.intervals import RECENT_S, Interval, Z
+from dynaplan.planner.backtesting.runs import Misses
+from dynaplan.planner.model import Corrections, SplitRecord
+from dynaplan.simulation.simulated_service import ServiceSettings, SimulatedService
+
+TOLERANCE = 1.1
+"""The ratio of measured and replayed means within which a factor stays."""
+
+PRECISION = 1.03
+"""The ratio at which the search for a factor ends."""
+
+MAX_REPLAYS = 6
+"""Replays of one search for a factor."""
+
+FACTORS = (0.25, 4.0)
+"""The least and the greatest factor: a model that is further off is that of another engine."""
+
+MEANS = {Role.DECODE: "itl_ms", Role.PREFILL: "ttft_ms"}
+"""The mean time that tells the factor of a role."""
+
+ORDER = (Role.DECODE, Role.PREFILL, Role.DECODE)
+"""How factors are found: prompts that are computed too fast come too many at once, and slow decoding down."""
+
+BLOCKS = 12
+"""Parts of the window between which misses are compared."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The intervals of a window, and the requests that are drawn for each."""
+
+    drawn: Sequence[DrawnInterval]
+    intervals: Sequence[Interval]
+
+    def newest(self, within_s: float) -> Window:
+        """Return the newest intervals of that length in all, at least one."""
+        begins_s = (each.begin_s for each in self.drawn[:-1])
+        first = sum(self.drawn[-1].end_s - begin_s > within_s for begin_s in begins_s) if self.drawn else 0
+        return Window(self.drawn[first:], self.intervals[first:])
+
+
+@dataclass(frozen=True)
+class Stood:
+    """What stood in the window, by split, the last one first, and what every split is held to.
+
+    ``newest`` is of the last ten minutes. The shifts are logarithms of odds, at least 0.
+    """
+
+    splits: tuple[SplitRecord, ...] = ()
+    newest: SplitRecord | None = None
+    ttft_shift: float = 0.0
+    itl_shift: float = 0.0
+
+    def of_standing(self, workers: PoolSizes) -> tuple[SplitRecord, SplitRecord] | None:
+        """Return the records of a split that stood all the time, of the window and of its last minutes."""
+        if len(self.splits) != 1 or self.splits[0].workers != workers or not self.newest:
+            return None
+        return self.splits[0], self.newest
+
+    def held(self, requests: int, simulated: Misses) -> float:
+        """Return how many of the requests miss a target, of simulated misses."""
+        if not requests:
+            return 0.0
+        late = requests * _shifted(simulated.ttft / requests, self.ttft_shift)
+        long = requests * _shifted(simulated.itl / requests, self.itl_shift)
+        return min(requests, simulated.either + late - simulated.ttft + long - simulated.itl)
+
+
+def _shifted(part: float, shift: float) -> float:
+    odds = math.exp(shift) * part
+    return odds / (odds + 1 - part)
+
+
+def simulate_stood(service: ServiceSettings, window: Window) -> list[Traffic]:
+    """Simulate the workers that stood in the window; return what frontends would have counted."""
+    intervals = window.intervals
+    before = intervals[0].serving if intervals else PoolSizes()
+    most = {role: max((each.serving.of(role) for each in intervals), default=0) for role in service.engines}
+    gpus = 2 * sum(workers * service.gpus_per_worker[role] for role, workers in most.items())
+    simulated, counted = SimulatedService(replace(service, gpus=gpus), before), []
+    for drawn, interval in zip(window.drawn, intervals, strict=True):
+        middle_s = (drawn.begin_s + drawn.end_s) / 2
+        early = [each for each in drawn.requests if each.arrival_s < middle_s]
+        for requests, until_s in ((early, middle_s), (drawn.requests[len(early) :], drawn.end_s)):
+            for request in requests:
+                simulated.run_until(request.arrival_s)
+                simulated.arrive(request)
+            simulated.run_until(until_s)
+            if interval.serving != before:
+                simulated.scale(interval.serving)
+                before = interval.serving
+        simulated.advance_decoders(drawn.end_s)
+        counted.append(simulated.meter.traffic(interval.length_s))
+    return counted
+
+
+# -- refit ------------------------------------------------------------------------------------------------
+
+Build = Callable[[Corrections], ServiceSettings]
+"""Makes the simulated service whose steps take that many times as long."""
+
+
+def hold_to_record(
+    build: Build, window: Window, before: Corrections, fitted: Sequence[Role]
+) -> tuple[Corrections, Stood]:
+    """Return the factors of step times, refitted for those roles, and the record of what stood."""
+    replayed = simulate_stood(build(before), window)
+    after = _refit(build, window, before, replayed, fitted)
+    if after != before:
+        replayed = simulate_stood(build(after), window)
+    return after, compare(window, replayed)
+
+
+def _refit(
+    build: Build, window: Window, before: Corrections, replayed: Sequence[Traffic], fitted: Sequence[Role]
+) -> Corrections:
+    """Return the factors of the module's rule; ``replayed`` is of the whole window with those before."""
+    compared, begun = window.newest(RECENT_S).intervals, window.newest(2 * RECENT_S)
+
+    def apart(role: Role, others: Corrections, factor: float) -> float:
+        corrections = others.with_factor(role, factor)
+        again = replayed if corrections == before else simulate_stood(build(corrections), begun)
+        return _median_ratio(MEANS[role], compared, again[-len(compared) :])
+
+    after = before
+    for role in (each for each in ORDER if each in fitted):
+        after = after.with_factor(role, _solve(partial(apart, role, after), after.of(role)))
+    return after
+
+
+def _median_ratio(name: str, intervals: Sequence[Interval], replayed: Sequence[Traffic]) -> float:
+    """Return the median of log(measured / replayed), by answers; 0 where there is none.
+
+    Intervals in which workers came or went are left out.
+    """
+    servings = [intervals[0].serving, *(each.serving for each in intervals)]
+    ratios = sorted(
+        (math.log(measured / simulated), interval.answered)
+        for interval, traffic, (was, serving) in zip(intervals, replayed, pairwise(servings), strict=True)
+        if was == serving
+        and interval.answered
+        and (measured := getattr(interval, name)) > 0
+        and (simulated := getattr(traffic, name) or 0.0) > 0
+    )
+    half = sum(weight for _, weight in ratios) / 2
+    for ratio, weight in ratios:
+        half -= weight
+        if half <= 0:
+            return ratio
+    return 0.0
+
+
+def _solve(apart: Callable[[float], float], start: float) -> float:
+    """Return the factor at which ``apart``, which falls with it, is 0; ``start`` where it is near enough."""
+    (low, high), place, off = map(math.log, FACTORS), math.log(start), apart(start)
+    if abs(off) <= math.log(TOLERANCE):
+        return start
+    for _ in range(MAX_REPLAYS):
+        low, high = (place, high) if off > 0 else (low, place)
+        place = place + off if low < place + off < high else (low + high) / 2
+        off = apart(math.exp(place))
+        if abs(off) <= math.log(PRECISION):
+            break
+    return round(math.exp(place), 3)
+
+
+# -- held to the record -----------------------------------------------------------------------------------
+
+
+def compare(window: Window, replayed: Sequence[Traffic]) -> Stood:
+    """Return the record of what stood, beside what the model foretells of it.
+
+    Nothing is compared where frontends do not count misses.
+    """
+    intervals, life_s = window.intervals, window.intervals[0].life_s if window.intervals else 0.0
+    pairs = [
+        (interval, traffic)
+        for drawn, interval, traffic in zip(window.drawn, intervals, replayed, strict=True)
+        if drawn.begin_s >= window.drawn[0].begin_s + life_s
+        and interval.late is not None
+        and interval.long is not None
+    ]
+    streamed = _streamed_part(pairs)
+    records = [_record(interval, traffic, streamed) for interval, traffic in pairs]
+    blocks = [_sum(part) for part in _parts(records, BLOCKS)]
+    ttft = _shift([(each.requests, each.late, each.foretold_late) for each in blocks])
+    itl = _shift([(each.requests, each.long, each.foretold_long) for each in blocks])
+    splits = {each.workers: None for each in reversed(records)}
+    by_split = (_sum([each for each in records if each.workers == workers]) for workers in splits)
+    newest = len(window.newest(RECENT_S).intervals)
+    return Stood(tuple(by_split), _sum(records[-newest:]) if records else None, ttft, itl)
+
+
+def _streamed_part(pairs: Sequence[tuple[Interval, Traffic]]) -> float:
+    """Return the part of the requests that were streamed, so that frontends know their times.
+
+    Over all intervals: in a single one fewer have a first token than came, where they wait.
+    """
+    if any(interval.first_tokens is None for interval, _ in pairs):
+        return 1.0
+    measured = sum(interval.first_tokens or 0.0 for interval, _ in pairs)
+    return min(1.0, measured / max(1.0, sum(traffic.first_tokens or 0.0 for _, traffic in pairs)))
+
+
+def _record(interval: Interval, replayed: Traffic, streamed: float) -> SplitRecord:
+    """Return the record of an interval, of that part of its requests."""
+    return SplitRecord(
+        interval.serving,
+        interval.requests * streamed,
+        interval.late or 0.0,
+        interval.long or 0.0,
+        round(streamed * replayed.over_ttft[0][1], 1),
+        round(streamed * replayed.over_itl[0][1], 1),
+    )
+
+
+def _parts(records: Sequence[SplitRecord], count: int) -> list[Sequence[SplitRecord]]:
+    size = -(-len(records) // count) or 1
+    return [records[first : first + size] for first in range(0, len(records), size)]
+
+
+def _sum(records: Sequence[SplitRecord]) -> SplitRecord:
+    """Add records, of which the first has the workers."""
+    total = records[0]
+    for each in records[1:]:
+        total = SplitRecord(
+            total.workers,
+            total.requests + each.requests,
+            total.late + each.late,
+            total.long + each.long,
+            total.foretold_late + each.foretold_late,
+            total.foretold_long + each.foretold_long,
+        )
+    return total
+
+
+def _shift(blocks: Sequence[tuple[float, float, float]]) -> float:
+    """Return the logarithm of the odds of the module's test; 0 where chance explains the difference.
+
+    ``blocks`` are requests, measured and foretold misses.
+    """
+    requests, measured, foretold = (sum(each) for each in zip(*blocks, strict=True)) if blocks else (0, 0, 0)
+    if measured <= foretold or not requests:
+        return 0.0
+    part = min((measured + foretold) / 2 / requests, 1 - 1 / (requests + 1))
+    apart, own = measured - foretold, 2 * part * (1 - part)
+    spread = sum(
+        (missed - expected - apart * came / requests) ** 2 / (came * own)
+        for came, missed, expected in blocks
+        if came
+    )
+    dispersion = max(1.0, spread / max(1, len(blocks) - 1))
+    if apart <= Z * math.sqrt(requests * own * dispersion):
+        return 0.0
+    return _logit(measured, requests) - _logit(foretold, requests)
+
+
+def _logit(count: float, of: float) -> float:
+    """Return the logarithm of the odds, of half a request more on either side (Haldane, 1956)."""
+    return math.log((count + 0.5) / (max(0.0, of - count) + 0.5))
