@@ -29,10 +29,15 @@ and total; each stage leaves a step in the decision's trail. With targets (``rul
 8. *Limits*: minimums and GPU budget (``sizing/limits.py``), who leaves and who is added by the backtest
    (``rules/backtest_rules.py``), failed roles (``rules/guards.py``).
 
+Before 4, *tuning*: what is set of running workers besides their number (``rules/tuning.py``), which are the
+most requests that run on one at once (``sizing/running_limit.py``) and the length up to which decode workers
+compute prompts (``sizing/local_prefill.py``).
+
 ``sizing: formula`` puts the formulas of Dynamo's planner in place of 6 to 8 (``sizing/formula.py``). The
 policy ``load`` has thresholds in place of 4 to 8 (``rules/load_policy.py``), ``both`` has them above a floor
 that 4 to 8 find. Bounds that a person has set (holds) come last.
 
 **Act.** The connector asks for the desired counts (``virtual/connector.py``, ``kubernetes/connector.py``),
-and recorders write the decision down (``recorders``), from which ``replay.py`` decides again.
+the publisher tells frontends of the tuning (``virtual/tuning_publisher.py``), and recorders write the
+decision down (``recorders``), from which ``replay.py`` decides again.
 """

@@ -49,7 +49,7 @@ class RunningPlaces:
         most = max(1, round(limit.most / self._frontends))
         return replace(limit, most=most, ends_per_s=limit.ends_per_s / self._frontends)
 
-    def hold_back(self) -> bool:
+    def would_hold_back(self) -> bool:
         """Tell whether a request that came now would wait for a place."""
         limit, running = self.limit, self._running()
         return limit is not None and bool(running) and is_held_back(limit, running, len(self.waiting))
@@ -57,7 +57,7 @@ class RunningPlaces:
     async def wait(self) -> bool:
         """Wait until a request may go to a worker; False at once where it is not held back."""
         limit = self.limit
-        if limit is None or not self.hold_back():
+        if limit is None or not self.would_hold_back():
             return False
         loop = asyncio.get_running_loop()
         place = loop.create_future()

@@ -242,7 +242,7 @@ class WorkerRouter:
             return None
         if limit := self.places.limit:
             below = [each for each in usable if books[each.instance_id].in_flight < limit.most]
-            if may_wait and (self.places.waiting or not below) and self.places.hold_back():
+            if may_wait and (self.places.waiting or not below) and self.places.would_hold_back():
                 return None
             usable = below or usable
         if not self._prefixes:
