@@ -142,7 +142,9 @@ WALKS = {
     ),
     "several-people": Walk(
         given={"models.yaml": "Models: {qwen: {engine: sim}}\n"},
-        instead={"--host 0.0.0.0": "--host 127.0.0.1"},
+        instead={"--host 0.0.0.0": "--host 127.0.0.1", "--for 1m": "--for 10s > bench.txt 2>&1 &"},
+        after={"dynaplan keys revoke bob": ("sleep 3",)},
+        until={"curl -sw": "429 ", "curl -i localhost:8000/v1/models": "401 Unauthorized"},
     ),
     "shared-box": Walk(
         given={

@@ -2,7 +2,8 @@
 
 A real deployment on 8 simulated GPUs is under a load that rises and falls. When it has scaled up a second
 time, what its commands show on a terminal is drawn, and its page is pictured as on a desk, light and dark,
-and as on a phone. The page of several models is pictured after it, and a box that several people share.
+and as on a phone. The page of several models is pictured after it, a box that several people share, and who
+asks it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from tests.browser.page import Page, headless
 from tests.e2e.deployment import Deployment, dynaplan
 from tests.fakes.polling import wait_until
 from tests.pictures.models import pictured_models
+from tests.pictures.people import pictured_people
 from tests.pictures.shared_box import pictured_box
-from tests.pictures.terminal import Terminal
+from tests.pictures.terminal import drawn
 
 LOAD = ("--trace", "sinusoid:low=1,high=8,period=160,duration=600,isl=2000,osl=400", "--for", "10m")
 FIRST_WAVE_S, SECOND_WAVE_S = 170.0, 120.0
@@ -42,9 +44,6 @@ COMMANDS = {
 }
 """The pictures of terminals, by name, and the commands that they show."""
 
-RATES_S, KEYS_S = 15.0, 2.0
-"""Seconds until a live command has counted requests twice, and until it has heeded a key."""
-
 
 def main(directory: Path) -> None:
     options = [f"--Planner.{key}={value}" for key, value in PLANNER.items()]
@@ -64,6 +63,7 @@ def main(directory: Path) -> None:
             deployment.close()
     pictured_models(directory / "models-page.png")
     pictured_box(directory)
+    pictured_people(directory)
 
 
 def pictured(deployment: Deployment, directory: Path) -> None:
@@ -78,16 +78,6 @@ def pictured(deployment: Deployment, directory: Path) -> None:
             page.open(width, height, is_dark=is_dark)
             wait_until(lambda: page.text("ttft").endswith("ms"))
             page.picture(directory / f"web-page{name}.png")
-
-
-def drawn(deployment: Deployment, words: tuple[str, ...], path: Path) -> None:
-    """Draw what the command shows on a terminal: at its end, or when it has been live for some seconds."""
-    with Terminal([dynaplan(), *words], deployment.environment, deployment.directory) as terminal:
-        terminal.look(RATES_S if words[0] != "why" else 60.0)
-        if words == ("top",):
-            terminal.type("jjj")
-            terminal.look(KEYS_S)
-        path.write_text(terminal.svg(f"$ dynaplan {' '.join(words)}", str(deployment.directory)))
 
 
 if __name__ == "__main__":

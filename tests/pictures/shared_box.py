@@ -16,7 +16,7 @@ from typing import Any
 from tests.browser.page import Page, headless
 from tests.e2e.deployment import Deployment, dynaplan
 from tests.fakes.polling import wait_until
-from tests.pictures.terminal import Terminal
+from tests.pictures.terminal import drawn
 
 CONFIG = """
 Common: {engine: sim, startup-time: 1}
@@ -35,7 +35,7 @@ DRIVER: dict[int, dict[str, Any]] = {
 
 OPTIONS = ("--gpus", "4", "--power-cap", "500W")
 CLIENTS = "coder", "coder", "coder", "writer"
-ASKED_S, LOOK_S, SIZE = 75.0, 20.0, (1240, 1180)
+ASKED_S, SIZE = 75.0, (1240, 1180)
 
 
 def pictured_box(directory: Path) -> None:
@@ -51,8 +51,8 @@ def pictured_box(directory: Path) -> None:
             for gpu, said in DRIVER.items():
                 (Path(place) / "node" / f"gpu-{gpu}.json").write_text(json.dumps(said))
             time.sleep(ASKED_S)
-            _draw(deployment, ("gpus",), directory / "gpus.svg")
-            _draw(deployment, ("top",), directory / "shared-box-top.svg")
+            drawn(deployment, ("gpus",), directory / "gpus.svg")
+            drawn(deployment, ("top",), directory / "shared-box-top.svg")
             with headless() as driver:
                 page = Page(driver, deployment)
                 page.open(*SIZE)
@@ -85,12 +85,6 @@ def _asked(deployment: Deployment) -> Iterator[None]:
         ended.set()
         for client in clients:
             client.join()
-
-
-def _draw(deployment: Deployment, words: tuple[str, ...], path: Path) -> None:
-    with Terminal([dynaplan(), *words], deployment.environment, deployment.directory) as terminal:
-        terminal.look(LOOK_S)
-        path.write_text(terminal.svg(f"$ dynaplan {' '.join(words)}", str(deployment.directory)))
 
 
 def _ask(deployment: Deployment, model: str, ended: threading.Event) -> None:

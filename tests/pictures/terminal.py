@@ -16,7 +16,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.deployment import Deployment, dynaplan
+
 COLUMNS, LINES = 100, 32
+RATES_S, KEYS_S = 15.0, 2.0
+"""Seconds until a live command has counted requests twice, and until it has heeded a key."""
+
 CELL, ROW, MARGIN = 8.4, 18, 14
 """Pixels: the width of a character of 14 px, the height of a line, what is left free around them."""
 
@@ -124,3 +129,13 @@ def _text(column: int, number: int, text: str, ink: str, *, is_bold: bool) -> st
         f'<text {place} textLength="{len(text) * CELL:g}" lengthAdjust="spacingAndGlyphs" '
         f'xml:space="preserve" fill="{ink}"{weight}>{escape(text)}</text>'
     )
+
+
+def drawn(deployment: Deployment, words: tuple[str, ...], path: Path) -> None:
+    """Draw what the command shows on a terminal: at its end, or when it has been live for some seconds."""
+    with Terminal([dynaplan(), *words], deployment.environment, deployment.directory) as terminal:
+        terminal.look(RATES_S if words[0] != "why" else 60.0)
+        if words == ("top",):
+            terminal.type("jjj")
+            terminal.look(KEYS_S)
+        path.write_text(terminal.svg(f"$ dynaplan {' '.join(words)}", str(deployment.directory)))

@@ -186,6 +186,26 @@ def test_a_person_beside_a_script_of_2000_waits_hardly_and_the_script_has_all_th
     assert beside_s <= alone_s * 16 / 15 * 1.02
 
 
+def test_who_asks_again_before_the_next_request_of_a_script_has_begun_waits_for_none_to_end() -> None:
+    random, box = Random(3), Box(4, {"script": 1.0, "person": 1.0})
+    backlog(box, random, "script", (500, 200), 300)
+    box.fill()
+    next_s = 10.0
+    for number in range(100):
+        while box.running[0][0] < next_s:
+            if box.step().key == "person":
+                next_s = box.now_s + 1.0  # reads, and asks again
+        box.now_s = next_s
+        box.ask(Asked("person", number, 100, 40, next_s))
+        next_s = float("inf")
+        while next_s == float("inf"):
+            if box.step().key == "person":
+                next_s = box.now_s + 1.0
+    waits_s = [waited_s for asked, waited_s in box.waited_s.items() if asked.key == "person"]
+    assert quantiles(waits_s[1:], n=20)[-1] == 0.0
+    assert box.work["person"] < box.work["script"] / 3
+
+
 def test_shares_and_waiting_requests_are_told_by_key() -> None:
     box = Box(1, {"a": 1.0, "b": 1.0})
     backlog(box, Random(1), "a", (100, 100), 3)

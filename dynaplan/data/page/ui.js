@@ -264,7 +264,7 @@ function showModel(node, [name, row]) {
 
 // -- who asks, where requests bear keys
 
-const KEY_COLUMNS = ["Key", "Model", "Running", "Waiting", "Share", "Of its limits"];
+const KEY_COLUMNS = ["Key", "Model", "Of its limits", "Running", "Waiting", "Share"];
 
 function showKeys(keys) {
   byId("keys-part").hidden = !keys.length;
@@ -274,7 +274,7 @@ function showKeys(keys) {
     return node;
   }, (node, row) => {
     const limits = row.limits.map((each) => `${each.used} of ${each.limit} ${each.kind}`).join(", ");
-    const cells = [row.key, row.model || "–", String(row.running), String(row.waiting), `${Math.round(100 * row.share)}%`, limits || "–"];
+    const cells = [row.key, row.model || "–", limits || "–", String(row.running), String(row.waiting), `${Math.round(100 * row.share)}%`];
     cells.forEach((value, index) => {
       text(node.children[index], value);
       node.children[index].classList.toggle("none", value === "–");

@@ -53,7 +53,10 @@ class Engine:
 
     def start(self, stream: Worker, tokens: int) -> None:
         if not self._running:
-            self._next_s = self._loop.time()
+            now_s = self._loop.time()
+            # All engines step at the same times, whenever they began: how many tokens a frontend finds at
+            # once decides what it costs.
+            self._next_s = now_s - now_s % self._step_s if self._step_s else now_s
             self._plan()
         self._running[stream] = tokens
 
