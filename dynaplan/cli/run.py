@@ -51,7 +51,14 @@ from dynaplan.process.signals import run_interruptible
 from dynaplan.store import connections
 from dynaplan.util.amounts import bytes_of, seconds_of, unit_missing
 from dynaplan.util.durations import clock, local_time
-from dynaplan.util.errors import CapacityError, ConfigError, DeploymentError, DynaplanError, TemporaryError
+from dynaplan.util.errors import (
+    CapacityError,
+    ConfigError,
+    DeploymentError,
+    DynaplanError,
+    StoreUnavailable,
+    TemporaryError,
+)
 from dynaplan.util.masking import mask_secrets
 from dynaplan.util.progress import ProgressLine
 
@@ -171,9 +178,15 @@ class Loan:
         while True:
             try:
                 return await self._obtain_until(deadline_s)
-            except DynaplanError:
-                if self._found is None or process_table.is_alive(self._found.arbiter):
+            except DynaplanError as error:
+                if self._found is None:
                     raise
+                if process_table.is_alive(self._found.arbiter):
+                    is_passing = isinstance(error, StoreUnavailable | DeploymentError)
+                    if not is_passing or time.monotonic() >= deadline_s:
+                        raise
+                    await asyncio.sleep(WORKERS_POLL_S)  # it is ending, or being started again
+                    continue
                 _say(f"the deployment {self._found.namespace} has ended; its GPUs are free")
                 self._found, self._gpus = None, ()
 

@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from dynaplan.cli import run
 from dynaplan.cli.run import Loan, Request, check_program, moment_of, parse_memory, parse_time, shown_command
 from dynaplan.contract.holds import Hold
 from dynaplan.process import process_table
-from dynaplan.util.errors import ConfigError, DeploymentError
+from dynaplan.util.errors import ConfigError, DeploymentError, DynaplanError, StoreUnavailable
 
 NOW = datetime(2026, 11, 22, 21, 30)
 
@@ -55,24 +56,36 @@ def test_others_see_a_command_short_printable_and_without_its_secrets() -> None:
     assert len(shown_command(["x" * 999])) == 60
 
 
-@pytest.mark.parametrize("is_alive", [False, True])
-async def test_who_waits_when_the_deployment_ends_takes_what_the_box_has(
-    is_alive: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+STORE_AWAY = StoreUnavailable("etcd did not answer")
+NONE_RUNS = DeploymentError("no deployment ns is running here")
+
+
+def loan_for(monkeypatch: pytest.MonkeyPatch, faults: list[DynaplanError], *alive: bool) -> Loan:
+    """A loan that meets these faults, with a deployment whose serve is ``alive`` after each of them."""
     made = Hold(since_s=0.0, by="alice", holder=process_table.identity_of(os.getpid()))
     found: Any = SimpleNamespace(namespace="ns", arbiter=made.holder)
-    loan = Loan(found, Request(1, 0, None, is_confirmed=False, made=made))
-    monkeypatch.setattr(process_table, "is_alive", lambda identity: is_alive)
+    loan = Loan(found, Request(1, 0, 60.0, is_confirmed=False, made=made))
+    is_alive = iter(alive)
+    monkeypatch.setattr(process_table, "is_alive", lambda _: next(is_alive))
+    monkeypatch.setattr(run, "WORKERS_POLL_S", 0.0)
 
     async def reserve() -> tuple[()]:
-        if cast(Any, loan)._found:
-            raise DeploymentError("no deployment ns is running here")
+        if faults:
+            raise faults.pop(0)
+        cast(Any, loan)._found = None
         return ()
 
     monkeypatch.setattr(loan, "_reserve", reserve)
-    if is_alive:
-        with pytest.raises(DeploymentError):
-            await loan.obtain()
-        return
-    await loan.obtain()
+    return loan
+
+
+async def test_who_waits_when_the_deployment_ends_takes_what_the_box_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await loan_for(monkeypatch, [STORE_AWAY, NONE_RUNS, NONE_RUNS], True, True, False).obtain()
     assert "the deployment ns has ended; its GPUs are free" in capsys.readouterr().err
+
+
+async def test_a_fault_of_a_deployment_that_lives_is_no_end_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError):
+        await loan_for(monkeypatch, [ConfigError("too many")], True).obtain()
