@@ -66,12 +66,14 @@ _HEADERS = {
 
 def rate_headers(kind: str, window: Window, amount: int = 0) -> dict[str, str]:
     """Return OpenAI's headers for a limit of ``requests`` or ``tokens`` once ``amount`` more is used."""
-    now, left_s = window.now + amount, WINDOW_S - window.elapsed_s
-    empty_s = left_s + WINDOW_S if now else left_s if window.before else 0.0
+    most, now, before, elapsed_s = window
+    now, left_s = now + amount, WINDOW_S - elapsed_s
+    left = most - now - before * left_s / WINDOW_S
+    empty_s = left_s + WINDOW_S if now else left_s if before else 0.0
     limit, remaining, reset = _HEADERS[kind]
     return {
-        limit: str(window.limit),
-        remaining: str(max(0, math.floor(window.limit - window.used - amount))),
+        limit: str(most),
+        remaining: str(int(left)) if left > 0 else "0",
         reset: _duration(math.ceil(empty_s)),
     }
 

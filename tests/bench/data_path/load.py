@@ -1,6 +1,6 @@
 """Closed-loop load: ``python -m tests.bench.data_path.load PORT STREAMS TOKENS REQUESTS [KEYS]``.
 
-With KEYS, requests bear so many keys in turn, ``sk-bench0`` and so on, or none where it is 0; and answers
+With KEYS, each stream bears one of so many keys, ``sk-bench0`` and so on, or none where it is 0; and answers
 have half of TOKENS to one and a half: streams of one length begin and end together for ever, which costs less
 than requests that come one by one, and a queue would end it.
 
@@ -33,13 +33,9 @@ class Load:
     """Counts what is left to send, and gathers times."""
 
     def __init__(self, tokens: int, requests: int, keys: int | None = None) -> None:
-        self.requests = [request(tokens)]
-        if keys is not None:
-            lengths = [tokens // 2 + number * 7 % tokens for number in range(tokens)]
-            self.requests = [
-                request(length, f"Authorization: Bearer sk-bench{number % keys}\r\n" if keys else "")
-                for number, length in enumerate(lengths * max(1, keys))
-            ]
+        lengths = [tokens] if keys is None else [tokens // 2 + each * 7 % tokens for each in range(tokens)]
+        headers = [f"Authorization: Bearer sk-bench{key}\r\n" for key in range(keys or 0)] or [""]
+        self.requests = [[request(length, header) for length in lengths] for header in headers]
         self.left = requests
         self.failures = 0
         self.first_fault = b""
@@ -61,8 +57,9 @@ def request(tokens: int, further_header: str = "") -> bytes:
 class Stream(asyncio.Protocol):
     """One connection, and one request after the other on it."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, number: int) -> None:
         self._load = load
+        self._requests = load.requests[number % len(load.requests)]
         self._transport: Any = None
         self._sent_s = self._last_s = 0.0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -78,8 +75,7 @@ class Stream(asyncio.Protocol):
             return
         self._load.left -= 1
         self._sent_s, self._last_s = time.perf_counter(), 0.0
-        requests = self._load.requests
-        self._transport.write(requests[self._load.left % len(requests)])
+        self._transport.write(self._requests[self._load.left % len(self._requests)])
 
     def data_received(self, data: bytes) -> None:
         now_s, load = time.perf_counter(), self._load
@@ -114,8 +110,8 @@ async def run(port: int, load: Load, streams: int) -> float:
     loop = asyncio.get_running_loop()
     begun_s = time.perf_counter()
     pairs = [
-        await loop.create_connection(lambda: Stream(load), "127.0.0.1", port)
-        for _ in range(min(streams, load.left))
+        await loop.create_connection(lambda number=number: Stream(load, number), "127.0.0.1", port)
+        for number in range(min(streams, load.left))
     ]
     async with asyncio.timeout(LONGEST_S):
         await asyncio.gather(*(stream.done for _, stream in pairs))
