@@ -12,7 +12,7 @@ from dynaplan.contract.counts import Sample
 from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.backtest import backtest
-from dynaplan.planner.backtesting.runs import SplitRuns
+from dynaplan.planner.backtesting.runs import KeptRuns
 from dynaplan.planner.backtesting.schedule import BacktestSchedule
 from dynaplan.planner.forecasting.forecaster import forecast
 from dynaplan.planner.forecasting.traffic_history import IntervalLoad, TrafficHistory
@@ -73,7 +73,7 @@ class PlannerPolicy:
         self._cycle = PlanningCycle(settings, model, own_policy=own_policy)
         is_backtested = settings.is_by_targets and settings.sizing != "formula"
         self._schedule = BacktestSchedule(settings) if is_backtested else None
-        self._runs = SplitRuns()
+        self._runs = KeptRuns()
         self._history = TrafficHistory(settings.adjustment_interval_s, before)
         self._service: SimulatedService
         self._desired = DesiredCounts()

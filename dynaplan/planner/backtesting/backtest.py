@@ -8,7 +8,7 @@ from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.drawn_requests import draw_window
 from dynaplan.planner.backtesting.record import Window, hold_to_record
-from dynaplan.planner.backtesting.runs import SplitRuns
+from dynaplan.planner.backtesting.runs import KeptRuns
 from dynaplan.planner.backtesting.schedule import Question
 from dynaplan.planner.backtesting.search import Search, Trial, find_cheapest
 from dynaplan.planner.model import BacktestResult, Corrections, SplitTrial, WorkerLimits
@@ -26,13 +26,13 @@ MAX_STOOD = 2
 
 
 def backtest(
-    model: PerformanceModel, settings: PlannerSettings, question: Question, runs: SplitRuns | None = None
+    model: PerformanceModel, settings: PlannerSettings, question: Question, runs: KeptRuns | None = None
 ) -> BacktestResult:
     """Return the cheapest split for the question's traffic; takes seconds of CPU time.
 
     With the ``runs`` of the planner's last backtest it goes on where that stopped.
     """
-    model = model.with_learnt(question.learnt)
+    model, runs = model.with_learnt(question.learnt), runs or KeptRuns()
     intervals = question.intervals
 
     def build(corrections: Corrections) -> ServiceSettings:
@@ -41,14 +41,14 @@ def backtest(
 
     drawn = draw_window(intervals, model.service.decode.settings)
     fitted = () if settings.no_correction else _fitted_roles(question)
-    corrections, stood = hold_to_record(build, Window(drawn, intervals), question.corrections, fitted)
+    corrections, stood = hold_to_record(build, Window(drawn, intervals), question.corrections, fitted, runs)
     search = Search(
         build(corrections),
         drawn,
         question.may_miss,
         question.present,
         question.limits,
-        runs or SplitRuns(),
+        runs,
         stood,
     )
     best, trials = find_cheapest(search, question.begin)

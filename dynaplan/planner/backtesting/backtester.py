@@ -15,7 +15,7 @@ import msgspec
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.planner.backtesting.backtest import backtest
-from dynaplan.planner.backtesting.runs import SplitRuns
+from dynaplan.planner.backtesting.runs import KeptRuns
 from dynaplan.planner.backtesting.schedule import BacktestSchedule, Question
 from dynaplan.planner.model import BacktestResult, Observation, PlannerState
 from dynaplan.planner.rules.decision import backtest_basis
@@ -132,13 +132,13 @@ def main(arguments: Sequence[str]) -> None:
     """Compute a backtest for each question."""
     channel, _ = become_helper(arguments)
     os.nice(NICENESS)
-    runs: defaultdict[bytes, SplitRuns] = defaultdict(SplitRuns)
+    runs: defaultdict[bytes, KeptRuns] = defaultdict(KeptRuns)
     for options, payload in channel:
         planner = msgspec.json.encode(options)
         channel.answer({}, answer(options, payload, runs[planner]))
 
 
-def answer(options: dict[str, Any], payload: bytes, runs: SplitRuns) -> bytes:
+def answer(options: dict[str, Any], payload: bytes, runs: KeptRuns) -> bytes:
     """Return the answer to a question of ``LiveBacktester``, whose last one left these runs."""
     begun_s = time.process_time()
     settings = PlannerSettings.from_options(options)

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -46,9 +46,9 @@ from dynaplan.contract.traffic import Traffic
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
 from dynaplan.planner.backtesting.intervals import RECENT_S, Interval, Z
-from dynaplan.planner.backtesting.runs import Misses
+from dynaplan.planner.backtesting.runs import KeptRuns, Misses
 from dynaplan.planner.model import Corrections, SplitRecord
-from dynaplan.simulation.simulated_service import ServiceSettings, SimulatedService
+from dynaplan.simulation.simulated_service import ServiceSettings
 
 TOLERANCE = 1.1
 """The ratio of measured and replayed means within which a factor stays."""
@@ -118,27 +118,11 @@ def _shifted(part: float, shift: float) -> float:
     return odds / (odds + 1 - part)
 
 
-def simulate_stood(service: ServiceSettings, window: Window) -> list[Traffic]:
+def simulate_stood(service: ServiceSettings, window: Window, runs: KeptRuns | None = None) -> list[Traffic]:
     """Simulate the workers that stood in the window; return what frontends would have counted."""
-    intervals = window.intervals
-    before = intervals[0].serving if intervals else PoolSizes()
-    most = {role: max((each.serving.of(role) for each in intervals), default=0) for role in service.engines}
-    gpus = 2 * sum(workers * service.gpus_per_worker[role] for role, workers in most.items())
-    simulated, counted = SimulatedService(replace(service, gpus=gpus), before), []
-    for drawn, interval in zip(window.drawn, intervals, strict=True):
-        middle_s = (drawn.begin_s + drawn.end_s) / 2
-        early = [each for each in drawn.requests if each.arrival_s < middle_s]
-        for requests, until_s in ((early, middle_s), (drawn.requests[len(early) :], drawn.end_s)):
-            for request in requests:
-                simulated.run_until(request.arrival_s)
-                simulated.arrive(request)
-            simulated.run_until(until_s)
-            if interval.serving != before:
-                simulated.scale(interval.serving)
-                before = interval.serving
-        simulated.advance_decoders(drawn.end_s)
-        counted.append(simulated.meter.traffic(interval.length_s))
-    return counted
+    runs = runs or KeptRuns()
+    runs.begin(service, window.drawn)
+    return runs.stood(window.drawn, [each.serving for each in window.intervals])
 
 
 # -- refit ------------------------------------------------------------------------------------------------
@@ -148,13 +132,13 @@ Build = Callable[[Corrections], ServiceSettings]
 
 
 def hold_to_record(
-    build: Build, window: Window, before: Corrections, fitted: Sequence[Role]
+    build: Build, window: Window, before: Corrections, fitted: Sequence[Role], runs: KeptRuns | None = None
 ) -> tuple[Corrections, Stood]:
     """Return the factors of step times, refitted for those roles, and the record of what stood."""
-    replayed = simulate_stood(build(before), window)
+    replayed = simulate_stood(build(before), window, runs)
     after = _refit(build, window, before, replayed, fitted)
     if after != before:
-        replayed = simulate_stood(build(after), window)
+        replayed = simulate_stood(build(after), window, runs)
     return after, compare(window, replayed)
 
 

@@ -1,10 +1,10 @@
-"""Splits that stand still, simulated along the traffic: each backtest goes on where the last one stopped.
+"""Services that are simulated along the traffic: each backtest goes on where the last one stopped.
 
 Two windows that are five minutes apart share eleven of twelve intervals, and the requests in them
-(``drawn_requests.py``). So a split is not simulated anew: its service is kept at the end of its last settled
-interval, with what was missed in each interval so far. A backtest moves it along the intervals that have
-settled since, and has a copy of it answer those that have not. What it missed before the window began no
-longer counts.
+(``drawn_requests.py``). So neither a split nor what stood is simulated anew: its service is kept at the end
+of its last settled interval, with what was counted in each interval so far. A backtest moves it along the
+intervals that have settled since, and has a copy of it answer those that have not. What it missed before the
+window began no longer counts.
 
 A run that has missed too much stops where that shows. When the window moves on the oldest misses leave it,
 and the run goes on as far as the next ones allow. One that the window has left behind begins again, empty,
@@ -20,12 +20,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.traced_requests import TracedRequest
+from dynaplan.contract.traffic import Traffic
 from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
+from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.outcome import Slo
 from dynaplan.simulation.simulated_service import ServiceSettings, SimulatedService
 
@@ -103,69 +105,147 @@ class MissCounts:
             self._missed[index] += 1
 
 
-class SplitRun:
-    """One split, simulated until ``until_s``."""
+class _Run:
+    """A service that is simulated along the traffic, until ``until_s``."""
 
-    def __init__(self, service: ServiceSettings, workers: PoolSizes, begin_s: float) -> None:
+    def __init__(self, service: SimulatedService, begin_s: float) -> None:
         self.until_s = begin_s
-        self.misses = MissCounts(service.slo)
-        self._service = SimulatedService(service, workers, self.misses)
-
-    def serve(self, interval: DrawnInterval) -> None:
-        """Let the requests of the next interval come, and time pass until its end."""
-        service = self._service
-        self.misses.begin_interval(interval.begin_s)
-        for request in interval.requests:
-            service.run_until(request.arrival_s)
-            service.arrive(request)
-        service.run_until(interval.end_s)
-        service.advance_decoders(interval.end_s)
-        self.until_s = interval.end_s
+        self._service = service
 
     @property
     def in_service(self) -> int:
         """The number of requests that have come and are not answered."""
         return self._service.in_service
 
+    def copy(self) -> Self:
+        """Return a run that goes on from here by itself."""
+        return deepcopy(self, self._service.shared_by_copies())
+
+    def _serve(self, requests: Sequence[TracedRequest], until_s: float) -> None:
+        """Let the requests come, and time pass until then."""
+        service = self._service
+        for request in requests:
+            service.run_until(request.arrival_s)
+            service.arrive(request)
+        service.run_until(until_s)
+        service.advance_decoders(until_s)
+        self.until_s = until_s
+
+
+class SplitRun(_Run):
+    """One split that stands still."""
+
+    def __init__(self, service: ServiceSettings, workers: PoolSizes, begin_s: float) -> None:
+        self.misses = MissCounts(service.slo)
+        super().__init__(SimulatedService(service, workers, self.misses), begin_s)
+
+    def serve(self, interval: DrawnInterval) -> None:
+        """Let the requests of the next interval come, and time pass until its end."""
+        self.misses.begin_interval(interval.begin_s)
+        self._serve(interval.requests, interval.end_s)
+
     def finish(self) -> None:
         """Answer the requests that are left."""
         self._service.run_out()
 
-    def copy(self) -> SplitRun:
-        """Return a run that goes on from here by itself."""
-        return deepcopy(self, self._service.shared_by_copies())
+    def forget_before(self, at_s: float) -> None:
+        """Forget what was missed before that moment."""
+        self.misses.forget_before(at_s)
 
 
-class SplitRuns:
+class _FrontendMeter(TrafficMeter):
+    """A tally of what frontends count."""
+
+    def answered(
+        self, traced: TracedRequest, worker: int, begun_s: float, first_s: float, end_s: float, cached: int
+    ) -> None:
+        """Count an answered request."""
+        self.finished(traced, end_s - first_s, end_s - traced.arrival_s, cached)
+
+    def lost(self, traced: TracedRequest) -> None:
+        """Do nothing: what is not answered has no times."""
+
+
+class StoodRun(_Run):
+    """The workers that stood, as they came and went; ``counted`` is by the begin of each interval."""
+
+    def __init__(self, service: ServiceSettings, workers: PoolSizes, begin_s: float) -> None:
+        self.gpus = service.gpus
+        self.counted: dict[float, Traffic] = {}
+        self._meter = _FrontendMeter(service.slo.ttft_ms, service.slo.itl_ms)
+        super().__init__(SimulatedService(service, workers, self._meter), begin_s)
+
+    def serve(self, interval: DrawnInterval, serving: PoolSizes) -> None:
+        """Let the requests of the next interval come; from its middle on that many workers are wanted."""
+        middle_s = (interval.begin_s + interval.end_s) / 2
+        early = bisect_left(interval.requests, middle_s, key=lambda each: each.arrival_s)
+        self._serve(interval.requests[:early], middle_s)
+        if serving != self._service.pools.wanted:
+            self._service.scale(serving)
+        self._serve(interval.requests[early:], interval.end_s)
+        self.counted[interval.begin_s] = self._meter.traffic(interval.end_s - interval.begin_s)
+
+    def forget_before(self, at_s: float) -> None:
+        """Forget what was counted before that moment."""
+        self.counted = {begin_s: traffic for begin_s, traffic in self.counted.items() if begin_s >= at_s}
+
+
+class KeptRuns:
     """The runs of one planner, from one backtest to the next."""
 
     def __init__(self) -> None:
         self._service: ServiceSettings | None = None
         self._newest: object = None
-        self._runs: dict[PoolSizes, SplitRun] = {}
+        self._splits: dict[PoolSizes, SplitRun] = {}
+        self._stood: StoodRun | None = None
 
     def begin(self, service: ServiceSettings, window: Sequence[DrawnInterval]) -> None:
         """Begin a backtest of that window: runs of another model, of other traffic or of the past end."""
         is_known = any(each.identity == self._newest for each in window)
         if not is_known or self._service is None or not is_same(self._service, service):
-            self._service, self._runs = service, {}
-        if window:
-            self._newest = window[-1].identity
-            begin_s, most = window[0].begin_s, MAX_BACKLOG * sum(each.count for each in window)
-            self._runs = {
-                split: run
-                for split, run in self._runs.items()
-                if run.until_s >= begin_s and run.in_service <= most
-            }
-            for run in self._runs.values():
-                run.misses.forget_before(begin_s)
+            self._service, self._splits, self._stood = service, {}, None
+        if not window:
+            return
+        self._newest = window[-1].identity
+        begin_s, most = window[0].begin_s, MAX_BACKLOG * sum(each.count for each in window)
+
+        def is_of_use(run: _Run) -> bool:
+            return run.until_s >= begin_s and run.in_service <= most
+
+        self._splits = {workers: run for workers, run in self._splits.items() if is_of_use(run)}
+        self._stood = self._stood if self._stood and is_of_use(self._stood) else None
+        for run in self._splits.values():
+            run.forget_before(begin_s)
 
     def of(self, workers: PoolSizes, begin_s: float) -> SplitRun:
         """Return the run of the split, to be moved along the window that begins then."""
         assert self._service, "a backtest has begun"
-        if workers not in self._runs:
-            self._runs[workers] = SplitRun(self._service, workers, begin_s)
-        return self._runs[workers]
+        if workers not in self._splits:
+            self._splits[workers] = SplitRun(self._service, workers, begin_s)
+        return self._splits[workers]
+
+    def stood(self, window: Sequence[DrawnInterval], servings: Sequence[PoolSizes]) -> list[Traffic]:
+        """Return what frontends would have counted in each interval with the workers that served."""
+        if not window:
+            return []
+        kept = course = self._stood_run(window[0].begin_s, servings)
+        kept.forget_before(window[0].begin_s)
+        for interval, serving in zip(window, servings, strict=True):
+            if interval.end_s > course.until_s:
+                if course is kept and not interval.is_settled:
+                    course = kept.copy()
+                course.serve(interval, serving)
+        return [course.counted[each.begin_s] for each in window]
+
+    def _stood_run(self, begin_s: float, servings: Sequence[PoolSizes]) -> StoodRun:
+        """Return the kept run, or one that begins with the window, with GPUs for all that served."""
+        assert self._service, "a backtest has begun"
+        most = {role: max(each.of(role) for each in servings) for role in self._service.engines}
+        gpus = sum(workers * self._service.gpus_per_worker[role] for role, workers in most.items())
+        if self._stood is None or self._stood.gpus < 2 * gpus:  # those who leave hold theirs for a while
+            settings = replace(self._service, gpus=2 * max(gpus, self._service.gpus))
+            self._stood = StoodRun(settings, servings[0], begin_s)
+        return self._stood
 
 
 def is_same(one: ServiceSettings, other: ServiceSettings) -> bool:

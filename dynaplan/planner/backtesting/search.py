@@ -36,7 +36,7 @@ from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
 from dynaplan.planner.backtesting.evidence import allowed_misses
 from dynaplan.planner.backtesting.intervals import RECENT_S, Z
 from dynaplan.planner.backtesting.record import Stood
-from dynaplan.planner.backtesting.runs import SplitRun, SplitRuns
+from dynaplan.planner.backtesting.runs import KeptRuns, SplitRun
 from dynaplan.planner.model import WorkerLimits
 from dynaplan.planner.sizing.limits import fit_budget, raise_to
 from dynaplan.simulation.simulated_service import ServiceSettings
@@ -85,7 +85,7 @@ class Search:
     may_miss: float
     present: PoolSizes
     limits: WorkerLimits
-    runs: SplitRuns = field(default_factory=SplitRuns)
+    runs: KeptRuns = field(default_factory=KeptRuns)
     stood: Stood = field(default_factory=Stood)
 
     def __post_init__(self) -> None:

@@ -10,9 +10,11 @@ import pytest
 
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.traced_requests import TracedRequest
+from dynaplan.contract.traffic import Traffic
 from dynaplan.engines.timing_model.step_timing import StepTiming
+from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
-from dynaplan.planner.backtesting.runs import SplitRuns, is_same
+from dynaplan.planner.backtesting.runs import KeptRuns, is_same
 from dynaplan.planner.backtesting.search import Search, Trial, run
 from dynaplan.planner.model import WorkerLimits
 from dynaplan.simulation.router import SimulatedRouting
@@ -37,7 +39,7 @@ SERVICES = {
 
 
 def tried(
-    window: Sequence[DrawnInterval], runs: SplitRuns, given: ServiceSettings, workers: PoolSizes
+    window: Sequence[DrawnInterval], runs: KeptRuns, given: ServiceSettings, workers: PoolSizes
 ) -> Trial:
     search = Search(given, window, 0.05, workers, LIMITS, runs)
     return run(search, workers, is_whole=True)
@@ -51,17 +53,36 @@ def drawn(window: Sequence[DrawnInterval]) -> int:
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_run_that_goes_on_finds_what_one_of_the_whole_window_finds(name: str) -> None:
     given, workers = SERVICES[name]
-    runs = SplitRuns()
+    runs = KeptRuns()
     for seen_s in range(20, 210, 10):
         known = [each for each in CROWD if each.arrival_s < seen_s]
         continued = tried(given_window(known, settled_s=seen_s - 20), runs, given, workers)
-        assert continued == tried(given_window(known), SplitRuns(), given, workers)
+        assert continued == tried(given_window(known), KeptRuns(), given, workers)
     assert continued.in_time < 1
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_stood_goes_on_as_if_the_whole_window_had_been_simulated(name: str) -> None:
+    given, workers = SERVICES[name]
+    more = workers.plus(Role.DECODE, 1)
+
+    def stood(window: Sequence[DrawnInterval], runs: KeptRuns) -> list[Traffic]:
+        runs.begin(given, window)
+        return runs.stood(window, [more if 50 <= each.begin_s < 120 else workers for each in window])
+
+    runs = KeptRuns()
+    for seen_s in range(20, 210, 10):
+        known = [each for each in CROWD if each.arrival_s < seen_s]
+        continued = stood(given_window(known, settled_s=seen_s - 20), runs)
+        assert continued == stood(given_window(known), KeptRuns())
+    window = given_window(CROWD, settled_s=190.0)
+    stood(window, runs)
+    assert drawn(window) == 2
 
 
 def test_only_what_has_come_since_is_simulated() -> None:
     given, workers = SERVICES["aggregated"]
-    runs = SplitRuns()
+    runs = KeptRuns()
     tried(given_window(CROWD[:300], settled_s=80.0), runs, given, workers)
     window = given_window(CROWD[:330], settled_s=90.0)
     tried(window, runs, given, workers)
@@ -72,7 +93,7 @@ def test_what_was_missed_before_the_window_does_not_count() -> None:
     given, workers = SERVICES["aggregated"]
     surge = [TracedRequest(5.0, 1000, 2)] * 20
     calm = [TracedRequest(float(second), 100, 2) for second in range(50, 200, 10)]
-    runs = SplitRuns()
+    runs = KeptRuns()
     assert tried(given_window([*surge, *calm[:4]], settled_s=80.0), runs, given, workers).in_time < 0.5
     later = given_window(calm[:8], settled_s=100.0, begin_s=40.0)
     assert tried(later, runs, given, workers).in_time == 1
@@ -81,7 +102,7 @@ def test_what_was_missed_before_the_window_does_not_count() -> None:
 
 def test_a_run_that_missed_too_much_stops_and_goes_on_as_the_window_moves() -> None:
     given, workers = SERVICES["aggregated"]
-    runs = SplitRuns()
+    runs = KeptRuns()
     surge = [TracedRequest(15.0, 1000, 2)] * 12
     calm = [TracedRequest(float(second), 100, 2) for second in range(20, 200)]
     window = given_window([*surge, *calm[:150]], settled_s=150.0)
@@ -94,18 +115,18 @@ def test_a_run_that_missed_too_much_stops_and_goes_on_as_the_window_moves() -> N
 
 def test_an_overloaded_run_begins_again_with_the_window() -> None:
     given, workers = SERVICES["aggregated"]
-    runs = SplitRuns()
+    runs = KeptRuns()
     crowd = [TracedRequest(number / 9, 300, 50) for number in range(900)]
     tried(given_window(crowd, settled_s=100.0), runs, given, workers)
     window = given_window(crowd[90:], settled_s=100.0, begin_s=10.0)
     trial = tried(window, runs, given, workers)
     assert drawn(window) == len(window)
-    assert trial == tried(window, SplitRuns(), given, workers)
+    assert trial == tried(window, KeptRuns(), given, workers)
 
 
 def test_a_window_of_other_evidence_is_simulated_anew() -> None:
     given, workers = SERVICES["aggregated"]
-    runs = SplitRuns()
+    runs = KeptRuns()
     tried(given_window(CROWD[:300], settled_s=80.0), runs, given, workers)
     window = [replace(each, identity="other") for each in given_window(CROWD[:300], settled_s=80.0)]
     tried(window, runs, given, workers)
