@@ -105,7 +105,7 @@ class JetStreamQueue:
 
     @classmethod
     async def open(cls, connection: NatsConnection, stream: str, taker: str = "") -> JetStreamQueue:
-        """The queue of that stream, made or adopted, or a lane of it."""
+        """Return the stream's shared queue, or the lane of ``taker``; made when missing."""
         queue = cls(connection, stream, taker)
         await queue._ensure()
         if not taker:  # most who open a lane only put work into it

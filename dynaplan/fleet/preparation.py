@@ -126,8 +126,8 @@ class Preparation:
     """The result of preparing: deployment, first workers, servers; ``notes`` are for the user.
 
     ``public_socket`` is bound to the public port; None when no service of the graph listens on it.
-    ``store_outlives``: the key-value store is the user's. ``supervised_fleet`` has the processes below a
-    supervisor.
+    ``store_outlives``: the key-value store is the user's, and stays when the deployment ends.
+    ``supervised_fleet`` are the processes of workers as children of the supervisor; None without one.
     """
 
     launch: Launch

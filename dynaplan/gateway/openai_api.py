@@ -388,7 +388,7 @@ def check_fields(call: Call, api: EngineApi, owners: Collection[str] = ()) -> No
 
 
 def with_loosened_tools(call: Call, api: EngineApi) -> Call:
-    """Return the call with schemas of tools that its engine takes; a large body and a form stay."""
+    """Return the call with schemas of tools that its engine accepts; large bodies and forms are not read."""
     if TOOL_FIELDS.isdisjoint(call.document) or call.endpoint.is_form or not call.is_whole:
         return call
     loosened = api.loosened_tools(call.document, call.endpoint.path)

@@ -410,7 +410,11 @@ def _new_metrics(runtime: WorkerRuntime, settings: FrontendSettings) -> Frontend
     shared = Path(settings.shared_metrics) if settings.shared_metrics else None
     by_prefix = settings.decode_component if settings.router == KV_MODE else ""
     return FrontendMetrics(
-        *(runtime.namespace, runtime.clock.now_s, shared, by_prefix, settings.promised_ms),
+        runtime.namespace,
+        runtime.clock.now_s,
+        shared,
+        by_prefix,
+        settings.promised_ms,
         asyncio.get_running_loop().call_later if shared else None,
         settings.promised_ms_by_model,
         has_keys=bool(settings.api_keys),
@@ -438,7 +442,9 @@ def _new_keyring(
     shared = Path(settings.shared_metrics).with_name("frontend-keys") if settings.shared_metrics else None
     log_dir = os.environ.get("DYNAPLAN_LOG_DIR")
     usage = KeyUsage(
-        *(runtime.namespace, metrics.key_requests, metrics.key_tokens),
+        runtime.namespace,
+        metrics.key_requests,
+        metrics.key_tokens,
         Path(log_dir) / USAGE_DIRECTORY if log_dir else None,
     )
     metrics.key_usage = usage

@@ -254,7 +254,10 @@ class Graph:
         return replace(self, models=services)
 
     def _of_models(self, role: Role, components: Mapping[str, str]) -> tuple[Service[Any], ...]:
-        """Return a service for each model: a copy of the graph's service of that role, by component."""
+        """Return a copy of the graph's service of that role for each model; ``components`` names them.
+
+        Raises GraphError where the graph has no such service.
+        """
         template = next((each for each in self._linked() if each.role is role), None)
         if template is None and components:
             raise GraphError(

@@ -216,7 +216,7 @@ def _container_begin(words: Sequence[str]) -> int:
 
 
 def _assignments(words: Sequence[str]) -> dict[str, str]:
-    """Return ``NAME=value`` of words that are nothing else: those before a command."""
+    """Return the variables that words set: each ``NAME=value`` in capitals, after ``env`` or ``;``, too."""
     found = (_ASSIGNMENT.fullmatch(word) for word in words)
     return {each["name"]: each["value"] for each in found if each}
 

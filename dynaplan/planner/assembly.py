@@ -274,9 +274,7 @@ def make_planner(
     metrics = HttpWorkerLoads(tls=certificates.authorities(os.environ))
     is_one_of_several = model is not None
     sla_model, learning = _model_and_learning(settings)
-    observer = Observer(
-        *(settings, discovery.instances, metrics, messenger, clock), is_one_of_several, learning
-    )
+    observer = Observer(settings, discovery.instances, metrics, messenger, clock, is_one_of_several, learning)
     connector, end = _connector(settings, store, observer, model)
     log_root = planner_log_root(model.component if model else "")
     log_dir = log_directory(settings, log_root)
@@ -284,29 +282,31 @@ def make_planner(
     gauges = GaugesRecorder(settings)
     recorders = (JsonLinesRecorder(log_dir), TensorBoardRecorder(log_dir, settings), gauges)
     records, now = recent_records(log_root, records_of_window(settings)), datetime.now(UTC)
-    state = restore_state(records[-1:], settings, now)
     _point_to(log_dir, log_root)
-    traffic, backtester = None, None
+    traffic = None
     if settings.sees_traffic:
         from dynaplan.planner.inputs import traffic_observer
 
         traffic = traffic_observer(settings, discovery, clock, is_one_of_several=is_one_of_several)
-    if settings.is_by_targets and settings.sizing != "formula":
-        evidence = restore_evidence(records, settings, now)
-        backtester = _backtester(settings, evidence, model)
+    backtester = _backtester(settings, restore_evidence(records, settings, now), model)
     publisher = TuningPublisher(store, settings, clock)
     loop = PlannerLoop(
-        *(settings, observer, connector, recorders, clock),
+        settings,
+        observer,
+        connector,
+        recorders,
+        clock,
         model=sla_model,
         traffic=traffic,
         backtester=backtester,
         beat=beat,
-        state=state,
+        state=restore_state(records[-1:], settings, now),
         own_policy=load_own_policy(settings),
         publisher=publisher,
     )
-    parts = traffic, backtester, end, publisher
-    return AssembledPlanner(loop, connector, observer, recorders, gauges.read, *parts)
+    return AssembledPlanner(
+        loop, connector, observer, recorders, gauges.read, traffic, backtester, end, publisher
+    )
 
 
 def _point_to(log_dir: Path, log_root: Path) -> None:
@@ -338,7 +338,9 @@ def _model_and_learning(settings: PlannerSettings) -> tuple[PerformanceModel | N
 
 def _backtester(
     settings: PlannerSettings, evidence: BacktestSchedule, model: PlannedModel | None
-) -> LiveBacktester:
+) -> LiveBacktester | None:
+    if not settings.is_by_targets or settings.sizing == "formula":
+        return None
     from dynaplan.planner.backtesting.backtester import LiveBacktester
 
     return LiveBacktester(settings, evidence, model.backtests if model else None)

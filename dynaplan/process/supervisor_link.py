@@ -131,8 +131,8 @@ class SupervisorLink:
         """Have commands with that beginning forked from now on, by a process that has imported much.
 
         ``modules`` names the module that lists what to import; ``variables`` are added to its environment.
-        Executed is any other command, and one whose environment differs from that in other variables than
-        such as begin with one of ``free``.
+        Any other command is executed as usual, as is one whose environment differs in a variable that begins
+        with none of ``free``.
         """
         if not all(map(os.path.isabs, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))):
             return  # it means another directory in each working directory

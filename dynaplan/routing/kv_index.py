@@ -68,7 +68,7 @@ class KvIndex:
         return self._last_events.get(worker)
 
     def is_next_event(self, worker: int, event_id: int) -> bool:
-        """Record an event's number; return False when events before it are missing."""
+        """Record an event's number; return whether it follows the worker's last one (the first is 0)."""
         last = self._last_events.get(worker)
         self._last_events[worker] = event_id
         return event_id == (0 if last is None else last + 1)

@@ -225,7 +225,7 @@ class StoreDatabase:
             sql.close()
 
     def _connection(self) -> sqlite3.Connection:
-        """The connection to the database that is in place."""
+        """Return the open connection; opened anew where the file was replaced, or was read-only."""
         if self._sql is not None and self._is_in_place() and not self._is_read_only:
             return self._sql
         self.close()

@@ -62,7 +62,7 @@ class WatchHub:
             self._watches.remove(watch)
 
     def replace(self, items: Iterable[KeyValue], version: int = 0) -> None:
-        """Replace all keys: what has changed since is not known."""
+        """Replace all keys; every watch begins anew with them: what has changed in between is not known."""
         self.items = {item.key: item for item in items}
         self.version = version
         self.has_synced = True

@@ -285,7 +285,10 @@ class EngineModel:
             generated_tokens=totals.generated,
             counters=EngineCounters(
                 0.0,
-                *(totals.steps, totals.decoded, totals.computed, totals.started),
+                totals.steps,
+                totals.decoded,
+                totals.computed,
+                totals.started,
                 totals.busy_ms / 1000,
                 self._kv_tokens,
                 self.settings.total_blocks * self.settings.block_tokens,

@@ -267,7 +267,12 @@ class Reconciler:
         while True:
             now_s = self._clock.now_s()
             after = reconcile(
-                *(launch.graph, fleet, desired, launch.gpus, unusable, now_s),
+                launch.graph,
+                fleet,
+                desired,
+                launch.gpus,
+                unusable,
+                now_s,
                 retry_failed=has_changed,
                 leave_first=self._link.leave_first,
                 reserved=reserved,

@@ -64,7 +64,7 @@ class Reconciled:
     waiting: Mapping[str, str]
 
     def started(self, before: Iterable[Worker]) -> Fleet:
-        """The new workers, given the fleet before."""
+        """The workers that the fleet before had not; one with the name of a removed worker is new."""
         kept = {worker.name for worker in before} - self.removed.keys()
         return tuple(worker for worker in self.fleet if worker.name not in kept)
 

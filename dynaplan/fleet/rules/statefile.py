@@ -210,7 +210,7 @@ def to_json(document: Document) -> str:
 
 
 def from_json(text: str) -> Document:
-    """Read a file's text, ours or the original's.
+    """Read a statefile's text, ours or Dynamo's.
 
     GPU ids become numbers. Raises StatefileCorrupt, with why.
     """

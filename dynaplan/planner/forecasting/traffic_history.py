@@ -142,7 +142,10 @@ class TrafficHistory:
         return self._interval_s
 
     def _decay(self, before: Lengths | None, newest: Lengths | None) -> Lengths | None:
-        """Return the histogram with the old counts faded and the newest added."""
+        """Return the histogram with the old counts faded and the newest added.
+
+        Without newest requests nothing fades; newest ones in other buckets stand alone.
+        """
         if newest is None or not newest.total:
             return before
         if before is None or before.upper_bounds_tokens != newest.upper_bounds_tokens:
