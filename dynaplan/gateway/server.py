@@ -54,6 +54,7 @@ from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.stalled_workers import StalledWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
 from dynaplan.gateway.upstream import Upstream
+from dynaplan.http.accept_turns import AcceptTurns
 from dynaplan.http.limits import ConnectionLimits
 from dynaplan.http.messages import Request, Response
 from dynaplan.http.routes import ROUTING_PATH, TURNS_PATH, Route
@@ -265,12 +266,13 @@ class FrontendServer:
         self._inputs.start()
         listen_on = self._runtime.public_socket
         listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
-        is_alone = settings.shared_metrics is None
+        shared = _shared_directory(settings, "frontend-connections")
+        turns = AcceptTurns(shared) if shared else None
         if (keeper := os.environ.get(KEEPER_VARIABLE)) and not self._runtime.server_tls:
             host, port = listen_on.getsockname()[:2]  # what TLS needs to go on dies with this process
             self._kept = KeptConnections(keeper, (HERE.get(host, host), port))
             self._server.keep = self._kept.keep
-        self._server.listen(listen_on, is_alone=is_alone, tls=self._runtime.server_tls)
+        self._server.listen(listen_on, is_alone=turns is None, turns=turns, tls=self._runtime.server_tls)
         log.info("the OpenAI API is at %s", self._public_url())
         self._runtime.spawn(
             self._stalled.watch(
@@ -439,7 +441,6 @@ def _new_keyring(
     """Return the keys of the settings' file, if there is one; frontends on one port count together."""
     if not settings.api_keys:
         return None
-    shared = Path(settings.shared_metrics).with_name("frontend-keys") if settings.shared_metrics else None
     log_dir = os.environ.get("DYNAPLAN_LOG_DIR")
     usage = KeyUsage(
         runtime.namespace,
@@ -448,7 +449,14 @@ def _new_keyring(
         Path(log_dir) / USAGE_DIRECTORY if log_dir else None,
     )
     metrics.key_usage = usage
-    return Keyring(Path(settings.api_keys), KeyCounts(shared, time.time), usage)
+    return Keyring(
+        Path(settings.api_keys), KeyCounts(_shared_directory(settings, "frontend-keys"), time.time), usage
+    )
+
+
+def _shared_directory(settings: FrontendSettings, name: str) -> Path | None:
+    """Return the directory of what the frontends on one port share; None for one that is alone."""
+    return Path(settings.shared_metrics).with_name(name) if settings.shared_metrics else None
 
 
 def _has_starting_decode_workers(fleet: str) -> bool:

@@ -4,7 +4,8 @@
    event loops' own servers accept all that waits when they wake up: of two processes on one socket the first
    to wake took all of 64 connections. One connection for each turn of the loop is not enough, because the
    first is awake already when the next one comes. So each process that is not alone stops accepting for a
-   moment after a connection, and the others take the next ones. docs/decisions/0032 has the figures.
+   moment after a connection, and the others take the next ones; so it does when it ``leaves_next``, as one
+   with more connections than the others. docs/decisions/0032 has the figures.
 2. **Handshake.** With TLS the handshake comes first, and at the end what was written is sent.
 """
 
@@ -42,8 +43,8 @@ class Acceptor:
     """Accepts on one socket, which others may listen on too, from ``start`` to ``stop``.
 
     ``welcome`` makes the protocol of an accepted connection; while ``has_room`` says no, connections wait in
-    the kernel. ``is_alone`` says that no other process accepts there; ``tls`` is what connections speak, None
-    for clear.
+    the kernel. ``is_alone`` says that no other process accepts there; if not, ``leaves_next`` tells, when a
+    connection waits, whether others should take it. ``tls`` is what connections speak, None for clear.
     """
 
     def __init__(
@@ -53,12 +54,14 @@ class Acceptor:
         *,
         has_room: Callable[[], bool] = lambda: True,
         is_alone: bool = True,
+        leaves_next: Callable[[], bool] = lambda: False,
         tls: ServerTls | None = None,
     ) -> None:
         self._socket = listen_on
         self._welcome = welcome
         self._has_room = has_room
         self._is_alone = is_alone
+        self._leaves_next = leaves_next
         self._loop = asyncio.get_running_loop()
         self._connecting = BackgroundTasks()
         self._handshakes = TlsHandshakes(tls) if tls else None
@@ -104,7 +107,9 @@ class Acceptor:
     def _accept(self) -> None:
         if not self._has_room():
             self._pause_accepting(NO_ROOM_PAUSE_S)
-        elif self._accept_one() and not self._is_alone:
+        elif self._is_alone:
+            self._accept_one()
+        elif self._leaves_next() or self._accept_one():
             self._pause_accepting(ACCEPT_YIELD_S)
 
     def _accept_one(self) -> bool:

@@ -31,6 +31,7 @@ from typing import Protocol, cast
 import httptools
 
 from dynaplan.http import timing
+from dynaplan.http.accept_turns import AcceptTurns
 from dynaplan.http.acceptor import Acceptor
 from dynaplan.http.browser_policy import BROWSER_HEADERS, readable_headers
 from dynaplan.http.limits import (
@@ -122,6 +123,7 @@ class HttpServer:
         self.limited = LimitedConnections(limits, lambda: ClientConnection(self), closed)
         self.is_draining = False
         self._acceptor: Acceptor | None = None
+        self._turns: AcceptTurns | None = None
         self._watching = BackgroundTasks()
         self.keep: Keep | None = None
         self.last_words = last_words
@@ -133,18 +135,33 @@ class HttpServer:
         return self._acceptor.address
 
     def listen(
-        self, listen_on: socket.socket, *, is_alone: bool = True, tls: ServerTls | None = None
+        self,
+        listen_on: socket.socket,
+        *,
+        is_alone: bool = True,
+        turns: AcceptTurns | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
-        """Take the connections of this socket, and hold them to the limits; see ``Acceptor``."""
-        limited = self.limited
+        """Take the connections of this socket, and hold them to the limits; see ``Acceptor``.
+
+        ``turns`` are those of the processes on the socket, None where they know nothing of each other.
+        """
+        limited, self._turns = self.limited, turns
         self._acceptor = Acceptor(
-            listen_on, limited.welcome, has_room=limited.has_room, is_alone=is_alone, tls=tls
+            listen_on,
+            limited.welcome,
+            has_room=limited.has_room,
+            is_alone=is_alone,
+            leaves_next=lambda: turns is not None and turns.leaves_next(len(limited.open)),
+            tls=tls,
         )
         self._acceptor.start()
         self._watching.spawn(limited.watch(), "watch connections")
 
     async def stop_listening(self) -> None:
         """Take no more connections; open ones continue. Twice is once."""
+        if self._turns:
+            self._turns.close()
         if self._acceptor:
             await self._acceptor.stop()
 

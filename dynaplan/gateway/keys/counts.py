@@ -1,25 +1,21 @@
 """What each key uses: its requests in flight, and its requests and tokens of this minute and the one before.
 
 Frontends on one port share a key's limits: a client with one connection reaches always the same of them, so a
-limit in parts would be a fraction of what was promised. Each writes a file of its own, mapped into memory,
-and adds up what all of them say. A record has one writer and words of eight bytes, so nobody locks, and a
-frontend that stands still holds nobody up. What two of them admit in the same moment may exceed a limit by
-one; what a frontend had counted goes with it when it dies: a minute at most.
+limit in parts would be a fraction of what was promised. Each writes words that the others read, and adds up
+what all of them say. What two of them admit in the same moment may exceed a limit by one; what a frontend had
+counted goes with it when it dies: a minute at most.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import mmap
-import os
-import secrets
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
+
+from dynaplan.util.shared_words import SharedWords
 
 WINDOW_S = 60.0
 
@@ -27,7 +23,6 @@ MAX_KEYS = 4096
 """Names of keys that one frontend counts in its life; further ones share a record. Files are sparse."""
 
 _WORDS = 8
-_SIZE = MAX_KEYS * _WORDS * 8
 _ID, _IN_FLIGHT, _MINUTE, _REQUESTS, _REQUESTS_BEFORE, _TOKENS, _TOKENS_BEFORE = (0, *range(2, 8))
 """The words of a record: two of the name's hash, then one for each number."""
 
@@ -50,35 +45,23 @@ class KeyCounts:
 
     def __init__(self, directory: Path | None, unix_s: Callable[[], float]) -> None:
         self.unix_s = unix_s
-        self._directory = directory
-        self._name = secrets.token_hex(8)
-        self._locked: BinaryIO | None = None
-        self._words = _words(bytearray(_SIZE))
-        if directory:
-            self._locked, self._words = _own_file(directory, self._name)
+        self._shared = SharedWords(directory, MAX_KEYS * _WORDS)
+        self._words = self._shared.mine
         self._offsets: dict[str, int] = {}
         self._others: dict[str, _OtherCounts] = {}
         self.look_for_others()
 
     def look_for_others(self) -> None:
-        """Find the files of frontends that have come, and remove those of frontends that have died."""
-        if not self._directory:
-            return
-        for path in self._directory.glob("[!.]*"):
-            if path.name == self._name:
-                continue
-            with suppress(OSError), path.open("r+b") as file:
-                if _lock(file):
-                    path.unlink()
-                    self._others.pop(path.name, None)
-                elif path.name not in self._others:
-                    self._others[path.name] = _OtherCounts(_words(mmap.mmap(file.fileno(), _SIZE)))
+        """Find frontends that have come, and forget those that have died."""
+        self._shared.look_for_others()
+        known = self._others
+        self._others = {
+            name: known.get(name) or _OtherCounts(words) for name, words in self._shared.others.items()
+        }
 
     def close(self) -> None:
-        """Let others remove the file of this frontend."""
-        if self._locked:
-            fcntl.flock(self._locked, fcntl.LOCK_UN)  # the map holds the file open
-            self._locked.close()
+        """Let others forget this frontend."""
+        self._shared.close()
 
     def add(self, name: str, *, in_flight: int = 0, requests: int = 0, tokens: int = 0) -> None:
         """Count for the key of that name."""
@@ -112,7 +95,7 @@ class KeyCounts:
 
 
 class _OtherCounts:
-    """The file of another frontend, which goes on writing it."""
+    """The words of another frontend, which goes on writing them."""
 
     def __init__(self, words: memoryview[int]) -> None:
         self._words = words
@@ -150,25 +133,3 @@ def _read(words: memoryview[int], at: int, minute: int) -> Used:
 def _identity(name: str) -> tuple[int, int]:
     first, second = struct.unpack("qq", hashlib.blake2b(name.encode(), digest_size=16).digest())
     return first | 1, second  # a record that begins with 0 is free
-
-
-def _own_file(directory: Path, name: str) -> tuple[BinaryIO, memoryview[int]]:
-    """Make a file that is locked for as long as its writer lives: whoever can lock it may remove it."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = (directory / f".{name}").open("w+b")
-    _lock(file)
-    file.truncate(_SIZE)
-    os.rename(file.name, directory / name)
-    return file, _words(mmap.mmap(file.fileno(), _SIZE))
-
-
-def _lock(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _words(buffer: bytearray | mmap.mmap) -> memoryview[int]:
-    return memoryview(buffer).cast("q")

@@ -1,0 +1,56 @@
+"""Which of the processes on one listening socket takes the next connection: one that has few.
+
+Each shares the number of its open connections. One with more than a sixteenth more than the fewest leaves the
+next to the others for a moment, but not for ever: when the one with the fewest has taken nothing for
+``MOST_LEFT`` moments it may hang, and nothing more is left to it before its number changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from dynaplan.http.timing import OTHER_ACCEPTORS_POLL_S
+from dynaplan.util.shared_words import SharedWords
+
+MOST_LEFT = 20
+
+
+class FairPart:
+    """Decides for one process; it remembers how long it has waited for the one with the fewest."""
+
+    def __init__(self) -> None:
+        self._fewest = -1
+        self._left = 0
+
+    def leaves_next(self, own: int, others: Iterable[int]) -> bool:
+        """Tell whether the next connection is left to the others, by the connections of each."""
+        fewest = min(others, default=own)
+        if own - own // 16 <= fewest:
+            return False
+        if fewest != self._fewest:
+            self._fewest, self._left = fewest, 0
+        self._left += 1
+        return self._left <= MOST_LEFT
+
+
+class AcceptTurns:
+    """The turns of one process. ``directory`` is that of all on the socket."""
+
+    def __init__(self, directory: Path) -> None:
+        self._connections = SharedWords(directory, 1)
+        self._part = FairPart()
+        self._look_at_s = 0.0
+
+    def leaves_next(self, connections: int) -> bool:
+        """Share the number of open connections of this process; tell whether others are to take the next."""
+        if (now_s := time.monotonic()) >= self._look_at_s:
+            self._look_at_s = now_s + OTHER_ACCEPTORS_POLL_S
+            self._connections.look_for_others()
+        self._connections.mine[0] = connections
+        return self._part.leaves_next(connections, [each[0] for each in self._connections.others.values()])
+
+    def close(self) -> None:
+        """Leave: nothing is left to this process any more."""
+        self._connections.close()
