@@ -37,7 +37,7 @@ def service(corrections: Corrections = EXACT, present: PoolSizes = ONE_EACH) -> 
 
 
 def window(
-    truth: Corrections, requests_per_s: float = 8.0, stood: tuple[PoolSizes, ...] = (ONE_EACH,) * 20
+    truth: Corrections, requests_per_s: float = 6.0, stood: tuple[PoolSizes, ...] = (ONE_EACH,) * 6
 ) -> Window:
     """As many intervals of 30 s as splits stood, as engines would serve them that are truly so slow."""
     count = round(30 * len(stood) * requests_per_s)
@@ -80,7 +80,7 @@ def test_a_backlog_is_no_slowness_where_the_model_has_it_too() -> None:
 
 
 def test_workers_that_come_and_go_serve_in_the_record_when_they_served() -> None:
-    came = window(EXACT, 16.0, (ONE_EACH,) * 10 + (TWO_AND_ONE,) * 10)
+    came = window(EXACT, 16.0, (ONE_EACH,) * 5 + (TWO_AND_ONE,) * 5)
     found, stood = hold_to_record(service, came, EXACT, BOTH)
     assert found == EXACT
     assert [each.workers for each in stood.splits] == [TWO_AND_ONE, ONE_EACH]
@@ -88,7 +88,7 @@ def test_workers_that_come_and_go_serve_in_the_record_when_they_served() -> None
 
 
 def test_aggregated_workers_have_one_factor() -> None:
-    stood = (PoolSizes(0, 1),) * 20
+    stood = (PoolSizes(0, 1),) * 6
 
     def aggregated(corrections: Corrections) -> ServiceSettings:
         return service(corrections, stood[0])
