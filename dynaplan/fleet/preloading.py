@@ -20,13 +20,21 @@ FIRST = (
     "dynaplan.graph.loading",
     "dynaplan.planner.service",
     "dynaplan.services",
-    "nats",
     "dynaplan.gateway.server",
 )
 """The modules that every one of them imports, or a Frontend, for which the first answer waits: none is forked
 before."""
 
+WITH = {
+    "NATS_SERVER": ("nats",),
+    "DYN_FILE_KV": ("dynaplan.store.file_store",),
+}
+"""The modules that processes import for which such a variable is not empty. NATS' client is a third of all
+that is imported, and most deployments have none."""
+
 THEN = (
+    "dynaplan.fleet.deployment_metrics",
+    "dynaplan.webui.routes",
     "dynaplan.events.nats_messenger",
     "dynaplan.worker.engine_worker",
     "dynaplan.engines.held_hand_offs",

@@ -113,9 +113,10 @@ class ForkServer:
 def main(package: str, modules: str, supervisor_pid: str) -> int:
     """Import, and fork for the supervisor until that ends; in a forked process, run its module.
 
-    ``modules`` names the module with two lists of others: ``FIRST``, before which nothing is forked, and
-    ``THEN``, for which it waits until nothing is asked for. This process ends without an answer where it is
-    not of the package in that directory, or where an import has started a thread, which a fork loses.
+    ``modules`` names the module with lists of others: ``FIRST``, before which nothing is forked; ``WITH``,
+    by a variable, before a process is forked for which that is not empty; and ``THEN``, for which it waits
+    until nothing is asked for. This process ends without an answer where it is not of the package in that
+    directory, or where an import has started a thread, which a fork loses.
     """
     import gc
     from importlib import import_module
@@ -138,6 +139,9 @@ def main(package: str, modules: str, supervisor_pid: str) -> int:
         if not message:
             return 0
         argv, cwd, environment = read_marshalled(descriptors[0])
+        for variable in filter(environment.get, lists.WITH):
+            for name in lists.WITH[variable]:
+                _import(name)
         gc.freeze()
         if _is_child(link, cwd):
             _become(argv, environment, descriptors[1:])

@@ -11,15 +11,16 @@ import json, os, random, sys
 before = sorted(os.listdir("/proc/self/fd"))
 seed = random.getstate()
 from importlib import import_module
-from dynaplan.fleet.preloading import FIRST, THEN
-for name in (*FIRST, *THEN):
+from dynaplan.fleet.preloading import FIRST, THEN, WITH
+names = [*FIRST, *THEN, *(name for each in WITH.values() for name in each)]
+for name in names:
     import_module(name)
 print(json.dumps({
     "threads": len(os.listdir("/proc/self/task")),
     "opens": sorted(os.listdir("/proc/self/fd")) != before,
     "draws": random.getstate() != seed,
     "imports": sorted({"numpy", "dynaplan.worker.main", "dynaplan.fleet.joining"} & {*sys.modules}),
-    "twice": len({*FIRST, *THEN}) != len([*FIRST, *THEN]),
+    "twice": len({*names}) != len(names),
 }))
 """
 

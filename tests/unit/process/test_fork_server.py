@@ -54,7 +54,7 @@ def main(arguments):
         "reads": sys.stdin.read(),
         "handler": str(signal.getsignal(signal.SIGINT)),
     }))
-    print(json.dumps([name in sys.modules for name in ("early", "late")]))
+    print(json.dumps([name in sys.modules for name in ("early", "late", "wanted")]))
     with open("/proc/self/comm") as file:
         print(file.read())
     return 0
@@ -124,12 +124,12 @@ time.sleep(600)
 """
 
 Driven = Callable[..., dict[str, Any]]
-FINE = 'FIRST = ("early", "nonexistent"); THEN = ("late",)'
+FINE = 'FIRST = ("early", "nonexistent"); WITH = {"GIVEN": ("wanted",)}; THEN = ("late",)'
 LATE = "from pathlib import Path; Path(__file__).with_name('is late').touch()"
 
 
 def environment_in(directory: Path, imported: str = FINE) -> dict[str, str]:
-    modules = {"looks": LOOKS, "imported": imported, "early": "", "late": LATE}
+    modules = {"looks": LOOKS, "imported": imported, "early": "", "late": LATE, "wanted": ""}
     for name, text in modules.items():
         (directory / f"{name}.py").write_text(text)
     return {**os.environ, "PYTHONPATH": f"{directory}:{REPOSITORY}"}
@@ -173,7 +173,14 @@ def test_what_only_some_need_it_imports_when_nothing_is_asked_for(driven: Driven
         "    time.sleep(0.005)\n"
         "spawn('forked', 'x')"
     )
-    assert json.loads(found["forked"][1].splitlines()[1]) == [True, True]
+    assert json.loads(found["forked"][1].splitlines()[1]) == [True, True, False]
+
+
+def test_what_only_processes_with_a_variable_need_it_imports_before_the_first_of_them(driven: Driven) -> None:
+    given = {"without": "", "empty": ", GIVEN=''", "set": ", GIVEN='v'"}
+    found = driven("prepare();" + ";".join(f"spawn('{name}', 'x'{each})" for name, each in given.items()))
+    had = {name: json.loads(found[name][1].splitlines()[1])[2] for name in given}
+    assert had == {"without": False, "empty": False, "set": True}
 
 
 def test_a_forked_process_is_as_an_executed_one(driven: Driven) -> None:

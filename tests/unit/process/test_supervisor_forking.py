@@ -53,7 +53,7 @@ def main(arguments):
     time.sleep(600)
 """
 
-IMPORTED = "FIRST = THEN = ()"
+IMPORTED = "FIRST = WITH = THEN = ()"
 
 
 def fork_server_below(supervisor: int, forked: Iterable[int]) -> int:
