@@ -119,7 +119,7 @@ class LoopPulse:
 
 
 def _heartbeat(name: str, runtime_dir: str | None) -> Callable[[float], None]:
-    """Return the heartbeat function of a planner of that name; without ``serve`` nobody reads it."""
+    """Return the heartbeat of the planner of that name; without ``runtime_dir`` it does nothing."""
     if not runtime_dir:
         return lambda every_s: None
     heartbeats = HeartbeatFiles.of(Path(runtime_dir))
@@ -156,7 +156,10 @@ async def run_planner(settings: PlannerSettings) -> None:
 
 
 def _store(settings: PlannerSettings) -> Store:
-    """Return the key-value store; on a cluster without one an empty store, where the policy needs none."""
+    """Return the key-value store: on Kubernetes, where none is named, an empty one in memory.
+
+    Raises ConfigError where the policy cannot do with that.
+    """
     if (
         settings.environment != KUBERNETES
         or has_store_address(os.environ)
@@ -172,7 +175,7 @@ def _store(settings: PlannerSettings) -> Store:
 
 
 async def _validate_deployment(connector: Connector, settings: PlannerSettings) -> None:
-    """Check the deployment once its system answers; raises DeploymentValidationError."""
+    """Wait until the cluster answers, and check the deployment; raises DeploymentValidationError."""
     clock = SystemClock()
     planner = ComponentConnector(
         connector, clock, settings.served_model_name, deadline_s=settings.scaling_timeout_s
@@ -324,7 +327,10 @@ def _sla_model(settings: PlannerSettings) -> PerformanceModel:
 
 
 def _model_and_learning(settings: PlannerSettings) -> tuple[PerformanceModel | None, StepLearning | None]:
-    """Return the model of the engines, and what learns their steps; None for a policy without targets."""
+    """Return the model of the engines, and what learns their steps.
+
+    Twice None for a policy without targets.
+    """
     if not settings.is_by_targets:
         return None, None
     from dynaplan.planner.step_learning import learning_of
@@ -349,7 +355,7 @@ def _backtester(
 def _connector(
     settings: PlannerSettings, store: KeyValueStore, observer: Observer, model: PlannedModel | None
 ) -> tuple[Connector, Callable[[], Awaitable[None]] | None]:
-    """Return the connector of the model, or that which ``environment`` names, and what closes it."""
+    """Return the connector of the model, else that of ``environment``, and what closes it, if anything."""
     if model:
         return ModelConnector(store, settings.namespace, model.name, observer), None
     if settings.environment == KUBERNETES:
@@ -364,10 +370,10 @@ def _connector(
 def restore_state(
     documents: Sequence[Mapping[str, Any]], settings: PlannerSettings, now: datetime
 ) -> PlannerState:
-    """Return the state to begin with, by the last of these records of decisions: its error budget, faded.
+    """Return the state to begin with: the error budget of the last of these records of decisions, faded.
 
-    Nothing is remembered of another promise, of records that cannot be read, and of a future one. ``now``
-    has a time zone.
+    An empty one where that record cannot be read, lies in the future, or is of another promise or of none.
+    ``now`` has a time zone.
     """
     begin = PlannerState()
     try:
@@ -404,7 +410,7 @@ def records_of_window(settings: PlannerSettings) -> int:
 def restore_evidence(
     documents: Sequence[Mapping[str, Any]], settings: PlannerSettings, now: datetime
 ) -> BacktestSchedule:
-    """Return the evidence that these records hold, of this deployment's last window.
+    """Return a schedule with the traffic of those records that are this deployment's, within the window.
 
     ``now`` has a time zone.
     """
@@ -421,17 +427,17 @@ def restore_evidence(
 
 
 def _served(settings: PlannerSettings) -> tuple[object, ...]:
-    """Return what traffic is about: it says nothing of another deployment."""
+    """Return the settings by which recorded traffic is known as this deployment's own."""
     return settings.namespace, settings.served_model_name, settings.adjustment_interval_s
 
 
 def _promise_key(settings: PlannerSettings) -> tuple[object, ...]:
-    """Return what a budget is about: it says nothing of another."""
+    """Return the settings by which a recorded error budget is known as that of this deployment's promise."""
     return settings.namespace, settings.served_model_name, settings.targets(), settings.slo_window_s
 
 
 def planner_log_root(component: str = "") -> Path:
-    """The directory that holds a log directory for each start of the planner, or of that of a model."""
+    """The directory in which each start of the planner, or of that of a ``component``, makes its own."""
     return Path(os.environ.get("DYNAPLAN_LOG_DIR") or "logs") / "planner" / component
 
 

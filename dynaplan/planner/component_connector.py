@@ -101,7 +101,10 @@ class ComponentConnector:
             return str(error)
 
     async def _ask(self, wanted: Callable[[PoolSizes], PoolSizes], blocking: bool) -> None:
-        """Apply a change; raises StoreUnavailable, or what a connector refuses."""
+        """Ask for the numbers that ``wanted`` makes of those asked for now, anew when these change meanwhile.
+
+        Raises StoreUnavailable, or what the connector refused at the last attempt.
+        """
         for attempt in range(1, MAX_ATTEMPTS + 1):
             current = await self._current()
             desired = wanted(current)

@@ -58,7 +58,7 @@ class TargetReplica:
 
 
 def missing_workers(fleet: FleetCounts, desired: DesiredCounts) -> str:
-    """Say which role has fewer ready workers than are asked for; "" when none, and one at least is ready."""
+    """Say what is missing: ready workers of a role, or any ready worker; "" when nothing is."""
     lines = []
     for role in SCALED_ROLES:
         counts = fleet.prefill if role is Role.PREFILL else fleet.decode
@@ -181,7 +181,7 @@ def check_deployment(
 
 
 def _only(deployed: DeployedComponents, role: Role, name: str | None) -> ScaledComponent:
-    """Return the one component of a role; raises a ComponentError."""
+    """Return the one component of a role, of several the one of that name; else raises a ComponentError."""
     found = deployed.of(role)
     if len(found) > 1:
         found = tuple(each for each in found if each.name == name) or found

@@ -40,7 +40,7 @@ WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True)
 class LearntOf:
-    """What a learnt timing is of; all of it is in the name of its file."""
+    """What a learnt timing belongs to; a digest of all of it is in the name of its file."""
 
     engine: str
     version: str
@@ -71,7 +71,7 @@ class LearntFile:
 def learnt_of(
     config: Mapping[str, Mapping[str, Any]], component: str, machine: Machine, gpus: float, role: str
 ) -> LearntOf:
-    """Return what the workers of a component are, by their section."""
+    """Return what the timings of a component's workers belong to, by their section of the configuration."""
     options = section_options(config, component)
     engine, model = engine_of(options), str(options.get("model") or "")
     kept = {key: value for key, value in options.items() if key not in WITHOUT_EFFECT and key != "model"}
@@ -93,7 +93,7 @@ def learnt_dir(environ: Mapping[str, str]) -> Path:
 
 
 def read_file(path: Path) -> LearntFile | None:
-    """Return what the file holds; None where it is not there or cannot be read."""
+    """Return what the file holds; None where it is missing, or cannot be read, which is logged."""
     try:
         document = parse_object(path.read_bytes())
         return LearntFile(path, document["of"], LearntTiming.from_json(document["learnt"]))
@@ -104,7 +104,7 @@ def read_file(path: Path) -> LearntFile | None:
 
 
 def list_files(directory: Path) -> list[LearntFile]:
-    """Return what was learnt, the newest first."""
+    """Read the files of the directory, the newest first; those that cannot be read are left out."""
     paths = sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     return [found for path in paths if (found := read_file(path))]
 

@@ -17,8 +17,8 @@ from dynaplan.graph.lifecycle import Role
 class LearntTimings:
     """The learnt timing of each role, None where nothing is known.
 
-    ``is_needed``: there is no profile, so nothing else says how long a step takes. Else it counts once it
-    foretells clearly better than the profile.
+    ``is_needed``: there is no profile, so nothing else says how long a step takes. Else a learnt timing
+    counts once its predictions are clearly better than the profile's.
     """
 
     decode: LearntTiming | None = None
@@ -34,7 +34,7 @@ class LearntTimings:
         return known is not None and (self.is_needed or known.beats_its_prior)
 
     def lacking(self, *, is_disaggregated: bool) -> str:
-        """Say what must be learnt before workers can be counted by it; "" when that is known."""
+        """Say what must be learnt before workers can be counted by learnt timings; "" when nothing is."""
         if not self.is_needed:
             return ""
         roles = (Role.PREFILL, Role.DECODE) if is_disaggregated else (Role.DECODE,)
@@ -52,7 +52,7 @@ class LearntTimings:
         return ""
 
     def lines(self, *, is_disaggregated: bool) -> list[str]:
-        """Say what is known of each role."""
+        """Say what is known, a line for each role of which anything is."""
         roles = (Role.PREFILL, Role.DECODE) if is_disaggregated else (Role.DECODE,)
         found = ((role, self.of(role)) for role in roles)
         return [f"{role.value} workers: {describe(known)}" for role, known in found if known]

@@ -51,10 +51,10 @@ class Demand:
     dispersions: tuple[tuple[float, float], ...] = ()
 
     def scaled(self, factor: float) -> Demand:
-        """Return the demand with ``factor`` times the requests per second, of which as many come together.
+        """Return the demand with ``factor`` times the requests per second, the rest left out at random.
 
-        Of arrivals that are left out at random what exceeds the variance of independent ones shrinks with
-        their number (thinning), so that one request in a long time is in no burst.
+        What exceeds the variance of independent arrivals shrinks with their number (thinning), so that one
+        request in a long time is in no burst.
         """
         dispersions = tuple(
             (scale_s, max(0.0, 1 + (index - 1) * factor)) for scale_s, index in self.dispersions

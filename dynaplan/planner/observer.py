@@ -65,7 +65,7 @@ class Observer:
         self._loads_by_host: dict[str, WorkerLoad] = {}
 
     def registered(self) -> FleetCounts:
-        """Return the registered workers as a fleet without any others."""
+        """Return the registered workers as a fleet in which every worker is ready."""
         prefill = len(self._instances(self._settings.prefill_component))
         decode = len(self._instances(self._settings.decode_component))
         return FleetCounts(WorkerCounts(ready=prefill), WorkerCounts(ready=decode))
@@ -113,13 +113,13 @@ class Observer:
         )
 
     async def close(self) -> None:
-        """Keep what was learnt, and close the connections to the workers."""
+        """Write what was learnt to its files, and close the connections to the workers."""
         if self._learning:
             self._learning.save(self._clock.now_s(), is_due=True)
         await self._metrics.close()
 
     def learnt(self) -> LearntTimings:
-        """Return what the engines' counters have told so far, and keep it from time to time."""
+        """Return what the engines' counters have told so far; once a minute it is written to files."""
         if self._learning is None:
             return LearntTimings()
         self._learning.save(self._clock.now_s())
@@ -193,7 +193,10 @@ class TrafficObserver:
         await self._source.pull()
 
     async def observe(self, startup_s: float) -> tuple[Traffic, TrafficForecast]:
-        """Return the traffic since the last look, and the forecast until a worker started now is ready."""
+        """Add the traffic since the last call to the history; return it, and its forecast.
+
+        That reaches until a worker that is started now is ready, after ``startup_s`` seconds.
+        """
         now_s = self._clock.now_s()
         traffic = await self._source.traffic(max(now_s - self._seen_s, 1e-3))
         self._seen_s = now_s

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NothingToPlan(TemporaryError):
-    """There are no workers to plan for now, by the owner of the deployment's will."""
+    """There are no workers to plan for now, because nobody wants any."""
 
 
 class WorkerLoadSource(Closable, Protocol):

@@ -31,7 +31,7 @@ MAX_FAULT_CHARACTERS = 400
 
 @dataclass(frozen=True)
 class ReplayedDecision:
-    """One recorded interval, with its recorded and its replayed decision, and what each sets of workers."""
+    """One recorded interval: its recorded and its replayed decision, each with its tuning."""
 
     wall_time: str
     recorded: Decision
@@ -41,7 +41,7 @@ class ReplayedDecision:
 
     @property
     def is_same(self) -> bool:
-        """True when both ask for the same numbers of workers, and set the same of them."""
+        """True when both ask for the same numbers of workers, with the same tuning."""
         is_tuned_alike = self.recorded_tuning == self.replayed_tuning
         return is_tuned_alike and self.recorded.desired == self.replayed.desired
 
@@ -73,7 +73,7 @@ async def _replay_records(
 
 
 class Replayer:
-    """Decides on for as long as the recorded settings stay the same: other settings are another planner."""
+    """Decides the records of one planner again: those in a row with the same settings."""
 
     def __init__(self, first: DecisionRecord, options: Mapping[str, Any]) -> None:
         self.recorded = first.settings
@@ -87,7 +87,7 @@ class Replayer:
             self._forecaster = make_forecaster(settings, settings.adjustment_interval_s)
 
     async def decide(self, record: DecisionRecord) -> ReplayedDecision:
-        """Decide the record's interval again, from its observation and the state of the last one."""
+        """Decide the record's interval again, from its observation and the last replayed state."""
         observation = await self._with_forecast(record.observation)
         self._state, decision = decide(
             self._settings, self._state, observation, self._model, self._own_policy
@@ -101,7 +101,10 @@ class Replayer:
             await self._forecaster.close()
 
     async def _with_forecast(self, observation: Observation) -> Observation:
-        """Return the observation with forecasts of these settings; raises ConfigError without traffic."""
+        """Return the observation, with new forecasts where the settings of forecasting differ.
+
+        Raises ConfigError where targets are planned for, and no traffic was recorded.
+        """
         settings = self._settings
         if settings.is_by_targets and observation.traffic is None and not observation.unknown:
             raise ConfigError(

@@ -114,7 +114,10 @@ def open_profile(profile_results_dir: str, tensor_parallel_size: int = 1) -> Mea
 
 
 def _pre_swept(name: str) -> tuple[str, int]:
-    """The shipped profile's name, and its tensor parallel size."""
+    """Split ``use-pre-swept-results:...`` into a shipped profile's name and its tensor parallel size.
+
+    Raises ConfigError for any other form.
+    """
     parts = name.removeprefix(PRE_SWEPT).split(":")
     if len(parts) != len(_PARTS.split(":")) or not parts[4].isdecimal():
         raise ConfigError(f"profile-results-dir is '{name}'", hint=f"Expected {PRE_SWEPT}{_PARTS}.")

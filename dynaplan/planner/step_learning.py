@@ -50,7 +50,7 @@ class RoleLearning:
     request_slots: int = 0
 
     def read(self, url: str, load: WorkerLoad) -> None:
-        """Take one worker's load."""
+        """Learn step times from one worker's counters; begin anew when it is asleep or reports none."""
         if load.counters is None or load.is_asleep:
             self.spans.pop(url, None)
             return
@@ -71,7 +71,7 @@ class RoleLearning:
 
 
 class StepLearning:
-    """What one planner learns. ``is_needed``: without a profile, planning waits for it."""
+    """What one planner learns of its engines' steps. ``is_needed``: without a profile planning waits."""
 
     def __init__(
         self, roles: Mapping[Role, RoleLearning], directory: Path | None, *, is_needed: bool
@@ -83,17 +83,20 @@ class StepLearning:
         self._begin()
 
     def read(self, role: Role, url: str, load: WorkerLoad) -> None:
-        """Take the load of one worker."""
+        """Learn from the counters in one worker's load."""
         if role in self._roles:
             self._roles[role].read(url, load)
 
     def known(self) -> LearntTimings:
-        """Return what is known now; a role of which no second was seen is left out."""
+        """Return what is known now; None for a role of which no measurement was usable yet."""
         known = {role: each.known for role, each in self._roles.items() if each.learner.known.equations}
         return LearntTimings(known.get(Role.DECODE), known.get(Role.PREFILL), self._is_needed)
 
     def save(self, now_s: float, *, is_due: bool = False) -> None:
-        """Write the files, once a minute or when ``is_due``."""
+        """Write the file of each role whose steps are known, once a minute or when ``is_due``.
+
+        Errors are logged.
+        """
         if self._directory is None or (not is_due and now_s - self._saved_s < SAVE_EVERY_S):
             return
         self._saved_s = now_s
@@ -119,7 +122,11 @@ def learning_of(
     *,
     is_needed: bool,
 ) -> StepLearning:
-    """Return what learns the steps of a planner's workers; ``service`` has the profile's times, if any."""
+    """Return what learns the steps of a planner's workers.
+
+    With ``is_needed`` it begins with what is expected of the model on this machine, else with the profile's
+    step times in ``service``; a file of an earlier planner goes before both.
+    """
     roles = {}
     components = {Role.DECODE: settings.decode_component, Role.PREFILL: settings.prefill_component}
     kinds = {Role.DECODE: service.decode, Role.PREFILL: service.prefill or service.decode}
@@ -138,7 +145,7 @@ def learning_of(
 
 
 def simulated_learning(service: QueueingModel, *, is_needed: bool) -> StepLearning:
-    """Return what learns in a simulation: nothing is known of the machine, and nothing is kept."""
+    """Return the learning for a simulation: nothing is known of the machine, and no file is kept."""
     kinds = {Role.DECODE: service.decode, Role.PREFILL: service.prefill or service.decode}
     learners = {
         role: StepLearner(UNKNOWN_MACHINE) if is_needed else _learner_from(kind)
@@ -150,7 +157,7 @@ def simulated_learning(service: QueueingModel, *, is_needed: bool) -> StepLearni
 
 
 def _learner_from(kind: WorkerKind) -> StepLearner:
-    """Return one that begins with the profile's times."""
+    """Return a learner that begins with the profile's times of these workers."""
     line = StepLine.through(kind.timing, kind.kv_tokens)
     return StepLearner(line, kind.timing, MEASURED_SPREAD)
 

@@ -65,7 +65,7 @@ def arrived_lengths(intervals: Sequence[Interval]) -> list[tuple[Weights, Weight
 
 
 def _of_interval(interval: Interval, prompts: Weights, answers: Weights) -> tuple[Weights, Weights]:
-    """Return these weights, or those of the interval's own histograms where nothing has ended."""
+    """Return these weights; in place of empty ones, those of the interval's own histogram."""
     return prompts or _weights(interval.isl, 1.0), answers or _weights(interval.osl, 1.0)
 
 
@@ -85,8 +85,8 @@ def product_limit(
 ) -> list[tuple[float, float]]:
     """Return the part of all answers that has each length, ascending, by the product-limit estimator.
 
-    ``came`` requests of each interval have been answered for ``ages`` tokens by now, unless they ``ended``.
-    What is longer than all that ended has the longest of these lengths.
+    Of the requests that ``came`` in each interval those in ``ended``, by length, have ended; the others have
+    ``ages`` tokens by now. What is longer than all that ended counts as the longest of these.
     """
     lengths = sorted({tokens for each in ended for tokens in each})
     left = list(came)
@@ -139,7 +139,7 @@ def _weights(lengths: Lengths, count: float) -> Weights:
 
 
 def tokens_by_now(intervals: Sequence[Interval]) -> list[float]:
-    """Return how many tokens an answer has by the end that began in the middle of each interval."""
+    """Return how many tokens an answer that was asked for in the middle of each interval has in the end."""
     ages, tokens = [], 0.0
     for each in reversed(intervals):
         rate = 1000 * each.length_s / each.itl_ms if each.itl_ms else math.inf

@@ -69,7 +69,7 @@ def backtest(
 
 
 def _fitted_roles(question: Question) -> list[Role]:
-    """Return the roles whose steps are taken from a profile: those that were learnt need no factor."""
+    """Return the roles whose step times need a factor: those of a profile; learnt ones need none."""
     there = [role for role in SCALED_ROLES if role is Role.DECODE or question.present.prefill]
     return [role for role in there if not question.learnt.counts(role)]
 

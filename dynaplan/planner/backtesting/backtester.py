@@ -46,7 +46,8 @@ class BacktestAnswer(msgspec.Struct):
 class BacktestProcess:
     """The process that computes the backtests of ``planners`` planners, one after another.
 
-    Their schedules each allow the CPU time of all of them: so every backtest counts that many times.
+    Each planner's schedule spends a whole share of a core, so the time of a backtest counts ``planners``
+    times.
     """
 
     def __init__(self, planners: int = 1) -> None:
@@ -56,7 +57,7 @@ class BacktestProcess:
         self._turn = asyncio.Lock()
 
     async def ask(self, settings: PlannerSettings, question: Question) -> BacktestAnswer:
-        """Return the answer, when those before it have theirs. Raises BacktestFailed."""
+        """Return the answer to a question, once those before it are answered. Raises BacktestFailed."""
         async with self._turn:
             begun_s = time.monotonic()
             try:
@@ -92,9 +93,10 @@ class LiveBacktester:
         self._failure = ""
 
     def observe(self, observation: Observation, state: PlannerState) -> BacktestResult:
-        """Return the answer that holds now; begins the next backtest where it is due.
+        """Add the interval to the evidence, begin a backtest if one is due, and return the answer that holds.
 
-        While nothing is known of the fleet only the traffic is taken up: an answer waits until it can count.
+        While the fleet is not known none begins, and the result has no workers: an answer waits until it can
+        count.
         """
         schedule = self._schedule
         schedule.add(observation)
@@ -139,7 +141,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def answer(options: dict[str, Any], payload: bytes, runs: KeptRuns) -> bytes:
-    """Return the answer to a question of ``LiveBacktester``, whose last one left these runs."""
+    """Return the ``BacktestAnswer`` to a ``Question``, both as JSON; ``runs`` are kept between questions."""
     begun_s = time.process_time()
     settings = PlannerSettings.from_options(options)
     question = msgspec.json.decode(payload, type=Question)

@@ -37,8 +37,8 @@ WEYL_STEPS = (0.6180339887498949, 0.7548776662466927)
 class DrawnInterval:
     """The requests of one interval, ``count`` in number; they are drawn when somebody reads ``requests``.
 
-    Times are seconds since the evidence began. ``is_settled``: a later backtest draws the same. Equal
-    ``identity`` is the same interval of the same evidence.
+    Times are seconds since the evidence began. ``is_settled``: later backtests draw the same requests. Those
+    of equal ``identity`` are the same interval of the same evidence.
     """
 
     begin_s: float
@@ -55,7 +55,7 @@ class DrawnInterval:
 
 
 def draw_window(intervals: Sequence[Interval], engine: EngineSettings) -> list[DrawnInterval]:
-    """Return the requests of these intervals, for a service whose decode workers are of that kind."""
+    """Return these intervals with their requests, whose lengths fit the ``engine`` of the decode workers."""
     if not intervals:
         return []
     lengths, (_, *ages_of_next) = arrived_lengths(intervals), (*tokens_by_now(intervals), 0.0)
@@ -79,7 +79,11 @@ def _requests(
     lengths: tuple[Weights, Weights],
     engine: EngineSettings,
 ) -> list[TracedRequest]:
-    """Draw the requests of an interval; ``wholes`` are those of the evidence by the end of each pull."""
+    """Draw the requests of an interval.
+
+    ``wholes`` are the whole requests since the evidence began: before the interval, and by the end of each
+    pull.
+    """
     draws, number, requests = UniformDraws(wholes[0]), wholes[0], []
     isl, osl = map(_LengthDraws, lengths)
     context_tokens, block_tokens = engine.context_tokens, engine.block_tokens

@@ -66,9 +66,10 @@ class Evidence:
         failing: int = 0,
         serving: PoolSizes = NO_WORKERS,
     ) -> int:
-        """Add an interval, with the histograms of recent requests; return how many are too old by then.
+        """Add an interval, drop those that are older than the window, and return how many were dropped.
 
-        One without data, or before any length is known, is left out.
+        ``isl`` and ``osl`` are the histograms of recent requests. An interval without data, or before any
+        length is known, is left out.
         """
         if traffic.requests == 0:  # of which no lengths are needed
             isl, osl = isl or NOTHING, osl or NOTHING
@@ -115,7 +116,7 @@ class Evidence:
 
 
 def _enough(own: Lengths | None, recent: Lengths | None) -> Lengths | None:
-    """Return the interval's own histogram, or the recent one where that has too few."""
+    """Return the interval's own histogram, or the recent one where that has too few; None without either."""
     known = [each for each in (own, recent) if each and each.total]
     return known[-1] if known and known[0].total < MIN_LENGTHS else next(iter(known), None)
 
@@ -144,7 +145,7 @@ MIN_REPEATS = 16
 
 
 def load_change(intervals: Sequence[Interval], coming: float, known: int) -> str:
-    """Tell whether the load is ``LOAD_ABOVE`` or ``LOAD_BELOW`` the first ``known`` intervals, or within.
+    """Return ``LOAD_ABOVE``, ``LOAD_BELOW`` or ``LOAD_WITHIN``, beside the first ``known`` intervals.
 
     ``coming`` are the requests that are forecast for the next interval.
     """
@@ -195,7 +196,7 @@ MAX_SLOW_CHANGE = 0.5
 
 
 def peak_part(intervals: Sequence[Interval], known: int, reaction: int) -> float:
-    """Return the part of the first ``known`` intervals' peak that can come within ``reaction`` intervals."""
+    """Return the part, 0 to 1, of the ``known`` intervals' peak that can come in ``reaction`` intervals."""
     if known <= MIN_HISTORY * reaction:
         return 1.0
     return max(_peak_part(work, known, reaction) for work in _works(intervals))
@@ -210,7 +211,7 @@ def _peak_part(work: Sequence[float], known: int, reaction: int) -> float:
 
 
 def _stretches(most: int) -> Iterator[int]:
-    """Yield numbers of intervals, each twice the one before."""
+    """Yield 1, 2, 4 and so on, up to ``most`` and ``MAX_STRETCH``."""
     stretch = 1
     while stretch <= min(most, MAX_STRETCH):
         yield stretch
@@ -218,11 +219,11 @@ def _stretches(most: int) -> Iterator[int]:
 
 
 def _sums(values: Sequence[float], stretch: int) -> list[float]:
-    """Return the sums of every so many values in a row."""
+    """Return the sum of each ``stretch`` values in a row."""
     totals = [0.0, *accumulate(values)]
     return [after - before for before, after in zip(totals, totals[stretch:], strict=False)]
 
 
 def allowed_misses(count: float, part: float, deviations: float) -> float:
-    """Return how many of ``count`` may miss, so many standard deviations beside the expected part."""
+    """Return how many of ``count`` may miss: the expected part, and so many standard deviations more."""
     return count * part + deviations * math.sqrt(count * part * (1 - part))

@@ -88,9 +88,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Stood:
-    """What stood in the window, by split, the last one first, and what every split is held to.
+    """The record of each split that served in the window, the last one first, and the shifts for all.
 
-    ``newest`` is of the last ten minutes. The shifts are logarithms of odds, at least 0.
+    ``newest`` is the record of the last ten minutes. The shifts are logarithms of odds, at least 0: by so
+    much more of the requests miss a target than is simulated.
     """
 
     splits: tuple[SplitRecord, ...] = ()
@@ -99,13 +100,13 @@ class Stood:
     itl_shift: float = 0.0
 
     def of_standing(self, workers: PoolSizes) -> tuple[SplitRecord, SplitRecord] | None:
-        """Return the records of a split that stood all the time, of the window and of its last minutes."""
+        """Return the records of these workers, of the window and its end; None if others served too."""
         if len(self.splits) != 1 or self.splits[0].workers != workers or not self.newest:
             return None
         return self.splits[0], self.newest
 
     def held(self, requests: int, simulated: Misses) -> float:
-        """Return how many of the requests miss a target, of simulated misses."""
+        """Return how many of the requests miss a target: those ``simulated``, and more by the shifts."""
         if not requests:
             return 0.0
         late = requests * _shifted(simulated.ttft / requests, self.ttft_shift)
@@ -119,7 +120,7 @@ def _shifted(part: float, shift: float) -> float:
 
 
 def simulate_stood(service: ServiceSettings, window: Window, runs: KeptRuns | None = None) -> list[Traffic]:
-    """Simulate the workers that stood in the window; return what frontends would have counted."""
+    """Simulate the workers that served in each interval; return what frontends would have counted in each."""
     runs = runs or KeptRuns()
     runs.begin(service, window.drawn)
     return runs.stood(window.drawn, [each.serving for each in window.intervals])
@@ -134,7 +135,11 @@ Build = Callable[[Corrections], ServiceSettings]
 def hold_to_record(
     build: Build, window: Window, before: Corrections, fitted: Sequence[Role], runs: KeptRuns | None = None
 ) -> tuple[Corrections, Stood]:
-    """Return the factors of step times, refitted for those roles, and the record of what stood."""
+    """Return the factors of step times, refitted for the roles in ``fitted``, and the record of the window.
+
+    To this end the workers that served in the window are simulated, with several factors where these are
+    refitted: the record has the misses that were measured beside the simulated ones.
+    """
     replayed = simulate_stood(build(before), window, runs)
     after = _refit(build, window, before, replayed, fitted)
     if after != before:
@@ -145,7 +150,7 @@ def hold_to_record(
 def _refit(
     build: Build, window: Window, before: Corrections, replayed: Sequence[Traffic], fitted: Sequence[Role]
 ) -> Corrections:
-    """Return the factors of the module's rule; ``replayed`` is of the whole window with those before."""
+    """Return the refitted factors; ``replayed`` is the whole window simulated with those ``before``."""
     compared, begun = window.newest(RECENT_S).intervals, window.newest(2 * RECENT_S)
 
     def apart(role: Role, others: Corrections, factor: float) -> float:
@@ -160,7 +165,7 @@ def _refit(
 
 
 def _median_ratio(name: str, intervals: Sequence[Interval], replayed: Sequence[Traffic]) -> float:
-    """Return the median of log(measured / replayed), by answers; 0 where there is none.
+    """Return the median of log(measured / replayed) of that mean time, weighted by answers; 0 without any.
 
     Intervals in which workers came or went are left out.
     """
@@ -182,7 +187,10 @@ def _median_ratio(name: str, intervals: Sequence[Interval], replayed: Sequence[T
 
 
 def _solve(apart: Callable[[float], float], start: float) -> float:
-    """Return the factor at which ``apart``, which falls with it, is 0; ``start`` where it is near enough."""
+    """Return the factor at which ``apart`` is 0; ``start`` if that is near enough.
+
+    ``apart`` falls as the factor grows.
+    """
     (low, high), place, off = map(math.log, FACTORS), math.log(start), apart(start)
     if abs(off) <= math.log(TOLERANCE):
         return start
@@ -199,9 +207,9 @@ def _solve(apart: Callable[[float], float], start: float) -> float:
 
 
 def compare(window: Window, replayed: Sequence[Traffic]) -> Stood:
-    """Return the record of what stood, beside what the model foretells of it.
+    """Return the record of the splits that served, measured beside replayed misses, and the shifts.
 
-    Nothing is compared where frontends do not count misses.
+    It is empty where frontends do not count misses.
     """
     intervals, life_s = window.intervals, window.intervals[0].life_s if window.intervals else 0.0
     pairs = [
@@ -234,7 +242,7 @@ def _streamed_part(pairs: Sequence[tuple[Interval, Traffic]]) -> float:
 
 
 def _record(interval: Interval, replayed: Traffic, streamed: float) -> SplitRecord:
-    """Return the record of an interval, of that part of its requests."""
+    """Return the record of an interval; of its requests and replayed misses the ``streamed`` part."""
     return SplitRecord(
         interval.serving,
         interval.requests * streamed,
@@ -251,7 +259,7 @@ def _parts(records: Sequence[SplitRecord], count: int) -> list[Sequence[SplitRec
 
 
 def _sum(records: Sequence[SplitRecord]) -> SplitRecord:
-    """Add records, of which the first has the workers."""
+    """Return the sum of records, with the workers of the first one."""
     total = records[0]
     for each in records[1:]:
         total = SplitRecord(
@@ -266,9 +274,9 @@ def _sum(records: Sequence[SplitRecord]) -> SplitRecord:
 
 
 def _shift(blocks: Sequence[tuple[float, float, float]]) -> float:
-    """Return the logarithm of the odds of the module's test; 0 where chance explains the difference.
+    """Return by how much the odds of a miss exceed the foretold ones (logarithm); 0 where chance explains it.
 
-    ``blocks`` are requests, measured and foretold misses.
+    ``blocks`` are (requests, measured misses, foretold misses).
     """
     requests, measured, foretold = (sum(each) for each in zip(*blocks, strict=True)) if blocks else (0, 0, 0)
     if measured <= foretold or not requests:
@@ -287,5 +295,5 @@ def _shift(blocks: Sequence[tuple[float, float, float]]) -> float:
 
 
 def _logit(count: float, of: float) -> float:
-    """Return the logarithm of the odds, of half a request more on either side (Haldane, 1956)."""
+    """Return the logarithm of the odds of ``count`` in ``of``, with half a request added (Haldane, 1956)."""
     return math.log((count + 0.5) / (max(0.0, of - count) + 0.5))

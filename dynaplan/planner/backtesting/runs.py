@@ -51,7 +51,7 @@ class Misses(NamedTuple):
 
 
 class MissCounts:
-    """A tally of what a backtest asks: the requests that missed, by the interval in which they arrived."""
+    """A tally of the requests that missed a target, by the interval in which they arrived."""
 
     def __init__(self, slo: Slo) -> None:
         self._slo = slo
@@ -118,7 +118,7 @@ class _Run:
         return self._service.in_service
 
     def copy(self) -> Self:
-        """Return a run that goes on from here by itself."""
+        """Return a copy, which goes on from here independently."""
         return deepcopy(self, self._service.shared_by_copies())
 
     def _serve(self, requests: Sequence[TracedRequest], until_s: float) -> None:
@@ -133,7 +133,7 @@ class _Run:
 
 
 class SplitRun(_Run):
-    """One split that stands still."""
+    """The run of one split, whose numbers of workers never change."""
 
     def __init__(self, service: ServiceSettings, workers: PoolSizes, begin_s: float) -> None:
         self.misses = MissCounts(service.slo)
@@ -167,7 +167,7 @@ class _FrontendMeter(TrafficMeter):
 
 
 class StoodRun(_Run):
-    """The workers that stood, as they came and went; ``counted`` is by the begin of each interval."""
+    """The run of the workers that served, as they came and went; ``counted`` is by each interval's begin."""
 
     def __init__(self, service: ServiceSettings, workers: PoolSizes, begin_s: float) -> None:
         self.gpus = service.gpus
@@ -176,7 +176,10 @@ class StoodRun(_Run):
         super().__init__(SimulatedService(service, workers, self._meter), begin_s)
 
     def serve(self, interval: DrawnInterval, serving: PoolSizes) -> None:
-        """Let the requests of the next interval come; from its middle on that many workers are wanted."""
+        """Let the requests of the next interval come, and time pass until its end.
+
+        From its middle on ``serving`` workers are wanted.
+        """
         middle_s = (interval.begin_s + interval.end_s) / 2
         early = bisect_left(interval.requests, middle_s, key=lambda each: each.arrival_s)
         self._serve(interval.requests[:early], middle_s)
@@ -200,7 +203,10 @@ class KeptRuns:
         self._stood: StoodRun | None = None
 
     def begin(self, service: ServiceSettings, window: Sequence[DrawnInterval]) -> None:
-        """Begin a backtest of that window: runs of another model, of other traffic or of the past end."""
+        """Begin a backtest of that window, and drop the kept runs that are of no use to it.
+
+        Those simulate another model or other traffic, stopped before the window, or have too long a backlog.
+        """
         is_known = any(each.identity == self._newest for each in window)
         if not is_known or self._service is None or not is_same(self._service, service):
             self._service, self._splits, self._stood = service, {}, None
@@ -218,14 +224,14 @@ class KeptRuns:
             run.forget_before(begin_s)
 
     def of(self, workers: PoolSizes, begin_s: float) -> SplitRun:
-        """Return the run of the split, to be moved along the window that begins then."""
+        """Return the kept run of the split, or a new one that begins at ``begin_s``."""
         assert self._service, "a backtest has begun"
         if workers not in self._splits:
             self._splits[workers] = SplitRun(self._service, workers, begin_s)
         return self._splits[workers]
 
     def stood(self, window: Sequence[DrawnInterval], servings: Sequence[PoolSizes]) -> list[Traffic]:
-        """Return what frontends would have counted in each interval with the workers that served."""
+        """Return what frontends would have counted in each interval with the workers that served in it."""
         if not window:
             return []
         kept = course = self._stood_run(window[0].begin_s, servings)
@@ -238,7 +244,7 @@ class KeptRuns:
         return [course.counted[each.begin_s] for each in window]
 
     def _stood_run(self, begin_s: float, servings: Sequence[PoolSizes]) -> StoodRun:
-        """Return the kept run, or one that begins with the window, with GPUs for all that served."""
+        """Return the kept run of the workers that served; a new one where its GPUs are too few."""
         assert self._service, "a backtest has begun"
         most = {role: max(each.of(role) for each in servings) for role in self._service.engines}
         gpus = sum(workers * self._service.gpus_per_worker[role] for role, workers in most.items())
@@ -249,7 +255,7 @@ class KeptRuns:
 
 
 def is_same(one: ServiceSettings, other: ServiceSettings) -> bool:
-    """Tell whether two services are alike, but for times of steps that differ by chance."""
+    """Tell whether two services are alike, but for step times within ``SAME_TIME`` of each other."""
     if replace(one, engines={}) != replace(other, engines={}) or one.engines.keys() != other.engines.keys():
         return False
     for role, (settings, timing) in one.engines.items():

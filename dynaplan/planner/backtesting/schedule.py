@@ -112,7 +112,7 @@ class BacktestSchedule:
     ) -> Question | None:
         """Return what to ask now; None while no backtest is due, or too little is known.
 
-        The caller then owes ``note`` or ``fail``.
+        No other one is due until the caller reports the outcome by ``note`` or ``fail``.
         """
         if observation.at_s < self._due_s or self._missing() or observation.unknown:
             return None
@@ -143,7 +143,10 @@ class BacktestSchedule:
         self._due_s = at_s + max(self._every_s, took_s / MAX_CPU_SHARE)
 
     def answer(self, observation: Observation) -> BacktestResult:
-        """Return the answer that holds in the interval of the observation."""
+        """Return the last answer, with what the present load permits of it.
+
+        Only the first call after ``note`` says that it is new.
+        """
         is_new, self._is_new = self._is_new, False
         if self._answer.workers is None:
             missing = self._answer.missing or self._missing() or "the first backtest is being computed"
@@ -162,7 +165,7 @@ class BacktestSchedule:
         )
 
     def _too_soon(self, intervals: tuple[Interval, ...], at_s: float) -> str:
-        """Return why this window is no reason to leave, "" if it is one."""
+        """Return why no worker may leave by this window, "" if one may."""
         if failed := max(each.failing for each in intervals):
             return f"workers failed in the window ({failed})"
         if at_s - self._above_s < RECENT_S:

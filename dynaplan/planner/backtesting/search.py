@@ -102,12 +102,12 @@ class Search:
 
 
 def find_cheapest(search: Search, begin: PoolSizes) -> tuple[Trial, tuple[Trial, ...]]:
-    """Return the cheapest split that keeps the promise, or else the best of as many GPUs, and all tried."""
+    """Return the cheapest split that keeps the promise, else the one that comes nearest; and all tried."""
     return _Climb(search).find(begin)
 
 
 class _Climb:
-    """One search; splits are simulated once."""
+    """One search, with the result of each split that it has tried."""
 
     def __init__(self, search: Search) -> None:
         self._search = search
@@ -141,7 +141,7 @@ class _Climb:
         return is_allowed and limits.gpus(workers) <= limits.max_gpus and len(self._trials) < MAX_RUNS
 
     def _try_present(self, best: Trial) -> Trial:
-        """Try the present workers, too, where they are more than a split that keeps nothing."""
+        """Try the present workers too, if the best split so far keeps nothing; return the better one."""
         larger = raise_to(best.workers, self._search.present)
         return self._try(larger) if not best.is_kept and self._fits(larger) else best
 
@@ -161,7 +161,7 @@ class _Climb:
         return best
 
     def _exchange(self, best: Trial) -> Trial:
-        """Nothing within the GPUs keeps the promise: give one role's GPUs to the other while that helps."""
+        """Give GPUs of one role to the other while more requests are in time; return the best split."""
         best = self._try(best.workers, is_whole=True)
         if len(self._roles) < 2:
             return best
@@ -182,7 +182,8 @@ class _Climb:
 def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
     """Simulate the window on a static split, until it is over or too many have missed.
 
-    Of one that stood all the time what was measured counts.
+    With ``is_whole`` it goes on to the end. A split that alone served all the time is not simulated: what was
+    measured counts.
     """
     gpus, count, arrived = search.limits.gpus(workers), search.requests, 0
     if records := search.stood.of_standing(workers):
@@ -213,7 +214,10 @@ def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
 
 
 def _kept_lately(search: Search, course: SplitRun, more: float) -> bool:
-    """Tell whether the newest requests keep it; of all, so many ``more`` miss than simulated ones."""
+    """Tell whether the newest requests keep the promise too.
+
+    Of all requests ``more`` miss than were simulated, and of the newest their share of these.
+    """
     end_s = search.window[-1].end_s if search.window else 0.0
     recent = [each for each in search.window if each.end_s > end_s - RECENT_S]
     came = sum(each.count for each in recent)

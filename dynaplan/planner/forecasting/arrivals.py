@@ -31,7 +31,10 @@ MIN_PULLS = 5
 
 
 def dispersions_of(arrivals: Sequence[float], interval_s: float) -> Dispersions:
-    """Return the indices of an interval with these arrivals by pull of equal length; none of too few."""
+    """Return the index of dispersion at each time scale; none for too few pulls, or without arrivals.
+
+    ``arrivals`` are the requests of each pull of an interval; all pulls are of equal length.
+    """
     if len(arrivals) < MIN_PULLS or sum(arrivals) <= 0:
         return ()
     pull_s, pulls, found = interval_s / len(arrivals), 1, []
@@ -48,7 +51,10 @@ def dispersions_of(arrivals: Sequence[float], interval_s: float) -> Dispersions:
 
 
 def average_dispersions(before: Dispersions, newest: Dispersions, weight: float) -> Dispersions:
-    """Return the mean of both by scale, the newest counting ``weight``; other scales restart."""
+    """Return the mean of both at each scale, ``newest`` counting ``weight``.
+
+    Where ``newest`` is empty ``before`` stays; where it has other scales it stands alone.
+    """
     scales = [round(scale_s, 1) for scale_s, _ in before]
     if not newest:
         return before

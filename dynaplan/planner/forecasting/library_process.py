@@ -29,10 +29,10 @@ EPOCH = datetime(2024, 1, 1)
 
 
 def arima(series: Series, steps: int, interval_s: float) -> tuple[float, str]:
-    """Forecast by the order that ``auto_arima`` finds for these values, anew each time.
+    """Forecast by the order that ``auto_arima`` finds for these values; return the order, too, in words.
 
-    When that is (0, d, 0), whose forecast is a straight line, the logarithms are taken: the original's rule.
-    A gap gets the value before it, since the library takes no gaps.
+    When that is (0, d, 0), whose forecast is a straight line, the logarithms are taken, as Dynamo's planner
+    does. A gap gets the value before it, since the library takes no gaps.
     """
     values = tuple(fill_gaps(series))
     model = _auto_arima(values)

@@ -29,7 +29,7 @@ def has_measurement(history: Sequence[float | None]) -> bool:
 
 
 def _measurement(value: float | None) -> float | None:
-    """Return the value as a float, None when it is not a measurement."""
+    """Return the value as a float; None when it is missing, not finite or negative."""
     return float(value) if value is not None and math.isfinite(value) and value >= 0 else None
 
 

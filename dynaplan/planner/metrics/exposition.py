@@ -151,7 +151,7 @@ class ServedNames:
 
     @property
     def is_enough(self) -> bool:
-        """True when no further model would be named."""
+        """True when no further model need be noted: the own one is served, or enough others are."""
         return self.is_served or len(self._others) >= MAX_NAMED_MODELS
 
     def note(self, model: str) -> None:
@@ -248,14 +248,14 @@ def traffic_of(interval_s: float, seen: Counts, dispersion: float | None = None)
 
 
 def _missed(seen: Counts, name: str) -> tuple[tuple[float, float], ...]:
-    """The requests over each promised time, in ms, that a frontend knows."""
+    """Return the requests that missed each target: (target in ms, requests)."""
     return tuple((float(target_ms), count) for (sample, target_ms), count in seen.items() if sample == name)
 
 
 def _hit_rate(seen: Counts) -> float | None:
-    """The mean of the cached tokens over that of all; None where no answer states the former.
+    """Return the cached part of the prompts' tokens, 0 to 1; None where no answer states cached tokens.
 
-    Means, because engines may state cached tokens in a part of their answers only.
+    The means are compared, because engines may state cached tokens in a part of their answers only.
     """
     cached, tokens = _mean(seen, CACHED), _mean(seen, ISL)
     return min(1.0, cached / tokens) if cached is not None and tokens else None

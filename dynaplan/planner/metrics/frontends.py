@@ -106,9 +106,9 @@ class FrontendsTraffic:
             self._end_window(at_s)
 
     async def traffic(self, interval_s: float) -> Traffic:
-        """Return what was counted between the newest pulls of the previous call and of this one.
+        """Return what was counted between the newest pulls of the last call and of this one; begin anew.
 
-        With the seconds between these two pulls; ``interval_s`` stands in where there are not two.
+        ``Traffic.interval_s`` is the time between these two pulls, or ``interval_s`` where there are not two.
         """
         seen = self._growth(interval_s)
         # Without a pull in this interval nothing is known of it, and what comes later is not of it.

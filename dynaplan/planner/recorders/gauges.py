@@ -51,7 +51,7 @@ class GaugesRecorder:
 
 
 def replicas_of(sample: Sample) -> PoolSizes:
-    """Return the replicas at a pull: sleepers are some, and keep their GPUs."""
+    """Return the replicas at a pull: the workers awake, and those asleep, which keep their GPUs."""
     return PoolSizes(
         sample.prefill_workers + sample.prefill_asleep, sample.decode_workers + sample.decode_asleep
     )

@@ -40,9 +40,9 @@ class PlannedDeployment(Protocol):
         ...
 
     async def observe(self, load: AverageLoad, state: PlannerState) -> Observation:
-        """Return the observation of the interval that ends now and had this load.
+        """Return the observation of the interval that ends now, whose averaged pulls are ``load``.
 
-        ``state`` is what is known from before: a backtest is about the engines as they were measured.
+        ``state`` is the planner's memory so far: a backtest is made with the corrections in it.
         """
         ...
 
@@ -53,11 +53,11 @@ class PlannedDeployment(Protocol):
         ...
 
     async def tune(self, tuning: Tuning) -> None:
-        """Have running workers used as that says from now on; never raises."""
+        """Apply these limits (running requests, local prefill) to running workers; never raises."""
         ...
 
     async def apply(self, decision: Decision) -> bool:
-        """Ask for the desired counts; False where they were not asked for, and never will be."""
+        """Ask for the desired counts; False if they were not asked for, and will not be."""
         ...
 
 
@@ -115,7 +115,7 @@ class PlanningCycle:
         return self._is_scaling and not self._settings.is_by_targets
 
     def _note(self, desired: DesiredCounts, now_s: float) -> None:
-        """Note the desired counts; when scaling has ended with that, begin a new interval."""
+        """Note the desired counts; begin a new interval when scaling ends that thresholds waited for."""
         self._state = self._state.note_pending(desired, now_s)
         self._is_scaling = guards.is_waiting(self._settings, self._state, desired, now_s)
         if not self._is_scaling and not self._settings.is_by_targets:

@@ -104,7 +104,7 @@ def decide(
 def _apply_policy(
     situation: Situation, model: PerformanceModel | None, own_policy: OwnPolicy | None
 ) -> tuple[Situation, list[DecisionStep], Prediction | None]:
-    """Return the situation with the policy's state and floor, its steps, and what targets expect."""
+    """Return the situation with the policy's state and floor, the steps, and the prediction, if any."""
     if own_policy:
         return _ask_own_policy(situation, own_policy)
     targets, prediction = situation.current, None
@@ -127,7 +127,10 @@ def _apply_policy(
 def _plan_for_targets(
     situation: Situation, model: PerformanceModel | None
 ) -> tuple[Situation, list[DecisionStep], Prediction | None]:
-    """Plan for the targets; with the policy ``both`` the size is the floor, and no worker leaves here."""
+    """Plan for the targets; with the policy ``both`` the size is the floor, and no worker leaves here.
+
+    Raises ValueError without a model.
+    """
     current, settings = situation.current, situation.settings
     if model is None:
         raise ValueError(f"policy {settings.policy} without a model of the engines")
@@ -154,7 +157,10 @@ def _plan_for_targets(
 def _ask_own_policy(
     situation: Situation, own_policy: OwnPolicy
 ) -> tuple[Situation, list[DecisionStep], None]:
-    """Return what a function of the user's decides, within the GPU budget, and the state that it returns."""
+    """Return the situation with the state that the user's function returns, and the steps to its counts.
+
+    They stay within the GPU budget. Where the function raises nothing changes.
+    """
     settings, current = situation.settings, situation.current
     try:
         state, asked = own_policy(settings, situation.state, situation.observation)
@@ -173,10 +179,10 @@ def _ask_own_policy(
 
 
 def backtest_basis(settings: PlannerSettings, observation: Observation) -> tuple[PoolSizes, WorkerLimits]:
-    """Return the workers that a backtest compares with, and what it may try.
+    """Return the workers that a backtest compares with, and the limits of what it may try.
 
-    Those are unmanaged workers and the managed ones that are awake, and all GPUs but those of sleepers: what
-    others hold for now they give back.
+    The workers are unmanaged ones and managed ones that are awake. Only the GPUs of sleepers are not
+    available: those that leaving workers hold will be.
     """
     current = current_targets(observation)
     asleep = _asleep(observation, current)
@@ -189,9 +195,9 @@ def backtest_basis(settings: PlannerSettings, observation: Observation) -> tuple
 
 
 def _asleep(observation: Observation, current: PoolSizes) -> PoolSizes:
-    """Return the sleeping workers that are no capacity: they are neither planned with nor removed.
+    """Return the sleeping workers that are neither planned with nor removed.
 
-    Not the last of a role, which the next request wakes.
+    The last worker of a role is none of them: the next request wakes it.
     """
     fleet = observation.fleet
     return PoolSizes(
@@ -218,7 +224,7 @@ def _apply_thresholds(situation: Situation, targets: PoolSizes) -> list[Decision
 
 
 def _restore_minimum(situation: Situation, targets: PoolSizes) -> list[DecisionStep]:
-    """Return the step to the least decode workers from none, where the GPUs and what is held allow it.
+    """Return the step from no decode worker to the minimum, where GPUs and holds allow it; else none.
 
     Whatever the policy: without one nobody answers, and so nothing would ever be measured.
     """
@@ -248,9 +254,9 @@ def current_targets(observation: Observation) -> PoolSizes:
 def _next_state(situation: Situation, decision: Decision) -> PlannerState:
     """Return the next state: grace after an added decode worker, else one interval of grace less.
 
-    Grace lasts for the documented number of intervals after the one that added a decode worker; the
-    original's is one interval short. An interval that changes nothing counts too; one in which a decision
-    was still being carried out does not.
+    Grace lasts for the documented number of intervals after the one that added a decode worker; in Dynamo it
+    is one interval short. An interval that changes nothing counts too; one in which a decision was still
+    being carried out does not.
     """
     state, observation = situation.state, situation.observation
     if guards.is_waiting(situation.settings, state, observation.desired, observation.at_s):
@@ -355,7 +361,7 @@ def preview_decision(
     model: PerformanceModel | None,
     own_policy: OwnPolicy | None = None,
 ) -> Decision:
-    """Return the decision on these numbers of workers, all of them ready, after the one in ``last``."""
+    """Return the decision that would follow ``last`` with these numbers of workers, all of them ready."""
     seen = last.observation
     fleet = replace(
         seen.fleet,

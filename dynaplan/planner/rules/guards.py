@@ -27,13 +27,13 @@ def is_waiting(settings: PlannerSettings, state: PlannerState, desired: DesiredC
 
 
 def against_minimum(settings: PlannerSettings, role: Role, workers: int, gpus: int) -> str:
-    """Object to removing one of ``workers`` of ``gpus`` each: the minimum of each role."""
+    """Object to removing one of ``workers``, of ``gpus`` GPUs each, that the role needs as its minimum."""
     least = min_workers(settings, gpus)
     return "" if workers > least else f"{least} is the least number of {role.value} workers"
 
 
 def min_workers(settings: PlannerSettings, gpus: int) -> int:
-    """Return the minimum of a role whose workers have ``gpus`` each."""
+    """Return the least number of workers of a role, each of which has that many GPUs."""
     return settings.min_endpoint or math.ceil(settings.min_gpu_budget / gpus)
 
 
@@ -78,7 +78,7 @@ def failure_reason(fleet: FleetCounts, role: Role) -> str:
 
 
 def against_missing(fleet: FleetCounts, current: PoolSizes, role: Role) -> str:
-    """Object to asking for one more while those that were asked for have not come: memory is not there."""
+    """Object to adding a worker while fewer of the role are there than are asked for."""
     has, asked = _counts(fleet, role).present, current.of(role)
     return f"of the {asked} {role.value} workers asked for there are {has}" if has < asked else ""
 

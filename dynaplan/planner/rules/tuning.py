@@ -26,7 +26,7 @@ TUNING_STAGES = (RUNNING_LIMIT, LOCAL_PREFILL)
 
 
 def tune(situation: Situation, model: PerformanceModel | None) -> tuple[Tuning, list[DecisionStep]]:
-    """Return what is set from now on, and why."""
+    """Return the limits to apply to running workers from now on, and the steps that say why."""
     settings, learnt, current = situation.settings, situation.observation.learnt, situation.current
     if not settings.tuned or model is None:
         return Tuning(), []
@@ -50,9 +50,10 @@ def tune(situation: Situation, model: PerformanceModel | None) -> tuple[Tuning, 
 
 
 def _without_model(situation: Situation) -> tuple[Tuning, list[DecisionStep]]:
-    """Return the number of running requests that a person named; who waits is judged by measured times.
+    """Return the limit of running requests that a person named, if one did, by measured times alone.
 
-    The room is half of the TTFT target, and a request holds its place for as long as one took lately.
+    Others wait for half of the TTFT target at most, and a request holds its place for as long as one took
+    lately.
     """
     settings, traffic, current = situation.settings, situation.observation.traffic, situation.current
     asked = settings.max_running_requests
@@ -66,7 +67,7 @@ def _without_model(situation: Situation) -> tuple[Tuning, list[DecisionStep]]:
 
 
 def _present(situation: Situation, model: PerformanceModel) -> SteadyState | None:
-    """Return the service under the demand that is forecast; None where none is known."""
+    """Return the steady state under the demand of the next interval; None where no forecast is known."""
     observation, foresight = situation.observation, situation.observation.foresight
     soonest = foresight.expected[0] if foresight and foresight.expected else None
     if foresight is None or soonest is None or soonest.requests is None:

@@ -52,7 +52,10 @@ MIN_SHARE = 1e-9
 
 @dataclass(frozen=True)
 class LocalPrefill:
-    """The limits, and the TTFTs of a prompt of that length, ms. At 0 no prompt is local."""
+    """The longest prompt that decode workers compute themselves, and its TTFTs in ms, there and remote.
+
+    A worker does so while no more than ``most_running`` requests run on it. 0 tokens: no prompt is local.
+    """
 
     most_tokens: int = 0
     most_running: int = 0
@@ -79,7 +82,7 @@ def _is_better_local(state: SteadyState, index: int, targets: SlaTargets, worker
 
 
 def _times(state: SteadyState, index: int, workers: PoolSizes) -> tuple[LocalPrefill, DecodeBatch]:
-    """Return the times of the prompt of that number if it is the longest local one, and a decode worker."""
+    """Return the limits and TTFTs if prompt ``index`` is the longest local one, and a decode worker then."""
     tokens, own_ms, _ = state.prompts.points[index]
     batch = _decode_batch(state, index, max(1, workers.decode))
     remote_ms = _remote_ms(state, index, max(1, workers.prefill), FIRST_TOKEN_STEPS * batch.step_ms)
@@ -89,12 +92,12 @@ def _times(state: SteadyState, index: int, workers: PoolSizes) -> tuple[LocalPre
 
 
 def _begin_ms(state: SteadyState) -> float:
-    """Return what a step that decodes takes longer for the beginning of a prompt."""
+    """Return by how many ms a step that decodes is longer when a prompt begins in it."""
     return max(0.0, state.prompts.fixed_ms - state.service.decode.decode_ms(1, 0.0))
 
 
 def _decode_batch(state: SteadyState, index: int, workers: int) -> DecodeBatch:
-    """Return a decode worker that computes the prompts up to that number."""
+    """Return a decode worker that computes the prompts up to ``index`` of the points."""
     decode, demand = state.service.decode, state.demand
     begin_ms = _begin_ms(state)
     local = _costing(
@@ -110,7 +113,7 @@ def _decode_batch(state: SteadyState, index: int, workers: int) -> DecodeBatch:
 
 
 def _remote_ms(state: SteadyState, index: int, workers: int, decode_ms: float) -> float:
-    """Return the mean time to the first token through a prefill worker, which has the longer prompts only."""
+    """Return the mean TTFT of prompt ``index`` by a prefill worker, if those get the longer prompts only."""
     points, prefill = state.prompts.points, state.service.prefill
     assert prefill
     tokens, own_ms, _ = points[index]
@@ -128,7 +131,7 @@ def _remote_ms(state: SteadyState, index: int, workers: int, decode_ms: float) -
 
 
 def _costing(prompts: Prompts, points: list[tuple[float, float, float]], fixed_ms: float) -> Prompts:
-    """Return prompts with these costs."""
+    """Return prompts with these points (tokens, ms, share) and this cost of a step."""
     return replace(
         prompts,
         points=tuple(points),

@@ -67,7 +67,10 @@ def lookahead(startup_s: float, interval_s: float) -> Lookahead:
 
 
 def size_for_all(size: Sizer, demands: Sequence[Demand], current: PoolSizes, limits: WorkerLimits) -> Sizing:
-    """Return the workers for all of these demands, which reach until ``until_s``."""
+    """Return the workers that suffice for each of these demands within the limits.
+
+    ``current`` without any.
+    """
     if not demands:
         why = "no data: change nothing, because no demand is known"
         return Sizing(current, (DecisionStep("demand", current, current, why),))

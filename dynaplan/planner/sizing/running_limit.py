@@ -71,11 +71,11 @@ class FullWorker:
 
     @property
     def _begin_ms(self) -> float:
-        """f: what a step that begins prompts takes longer."""
+        """f of the module: by how many ms a step is longer that begins prompts."""
         return max(0.0, self.state.prompts.fixed_ms - self.state.service.decode.decode_ms(1, 0.0))
 
     def first_ms(self, workers: PoolSizes, percent: float) -> float:
-        """Return the time to the first token that so many per cent of the requests do not exceed."""
+        """Return the TTFT in ms that ``percent`` of the requests do not exceed once they have a place."""
         state = self.state
         if state.is_aggregated:
             return self.step_ms + self._own_ms(percent)
@@ -95,7 +95,7 @@ class FullWorker:
         return state.prefill_waiting(max(1, workers.prefill)).mean_ms
 
     def _own_ms(self, percent: float) -> float:
-        """Return the steps of the prompt that so many per cent do not exceed, a decode step a chunk."""
+        """Return the ms of a prompt's steps that ``percent`` of the prompts do not exceed."""
         points = self.state.prompts.points
         shares = accumulate(share for _, _, share in points)
         index = next((number for number, share in enumerate(shares) if share >= percent / 100), -1)
@@ -105,13 +105,16 @@ class FullWorker:
 
 
 def most_running(state: SteadyState, itl_ms: float) -> int:
-    """Return the most requests that keep the ITL on a worker: 0 if one does not, its slots if all do."""
+    """Return how many requests may run at once on a worker within ``itl_ms``: from 0 to its slots."""
     numbers = range(1, state.service.decode.settings.request_slots + 1)
     return sum(1 for _ in takewhile(lambda number: FullWorker(state, number).step_ms <= itl_ms, numbers))
 
 
 def limit_of(state: SteadyState, most: int, targets: SlaTargets, workers: PoolSizes) -> RunningLimit:
-    """Return the limit of each of these workers on which at most so many requests run."""
+    """Return the limit for a worker on which ``most`` requests decode, with the wait for a place.
+
+    Requests whose prompt is computed elsewhere hold a place too, and are added.
+    """
     full = FullWorker(state, most)
     held_ms = full.mean_first_ms(workers)
     room_ms = max(0.0, targets.ttft_ms - full.first_ms(workers, targets.ttft_percentile))

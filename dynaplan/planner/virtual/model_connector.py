@@ -36,7 +36,7 @@ ATTEMPTS = 20
 
 
 class ModelConnector:
-    """Says how many workers one model wants; see ``dynaplan.planner.ports.Connector``."""
+    """Asks for the workers of one model; see ``dynaplan.planner.ports.Connector``."""
 
     def __init__(
         self, store: KeyValueStore, namespace: str, model: str, registrations: Registrations
@@ -49,9 +49,10 @@ class ModelConnector:
         self._decision_id = 0
 
     async def fleet(self) -> FleetCounts:
-        """The workers of the model. Where it has none, the numbers that it wants are deleted.
+        """Return the workers of the model.
 
-        Workers that share a GPU count as if each had its own: the box is taken to have as many as they need.
+        Raises NothingToPlan without a present decode worker, and deletes what was asked for. Workers that
+        share a GPU count as if each had its own: the box is taken to have as many as they need.
         """
         item = await self._store.get(self._fleet_key)
         document = _document(item)
@@ -67,7 +68,7 @@ class ModelConnector:
         return FleetCounts(prefill, decode, on_box)
 
     async def desired(self) -> DesiredCounts:
-        """The workers that the model wants; nothing is pending once none of those it has starts any more."""
+        """Return the numbers asked for; they are pending while one of the model's workers starts."""
         fleet = await self.fleet()
         wanted = _planned(await self._store.get(self._key))
         is_pending = any(each.starting + each.backoff for each in (fleet.prefill, fleet.decode))
@@ -95,7 +96,7 @@ class ModelConnector:
         return DeployedComponents(tuple(self._registrations.components()), missing)
 
     async def _write(self, wanted: Mapping[str, int]) -> None:
-        """Set the numbers of workers that the model wants, by pool; without one it is deleted."""
+        """Set the numbers asked for this model, by pool; a pool that is left out is deleted."""
         pools = self._model, prefill_pool_name(self._model)
         for _ in range(ATTEMPTS):
             item = await self._store.get(self._key)
@@ -123,7 +124,7 @@ def _document(item: KeyValue | None) -> dict[str, Any]:
 
 
 def _planned(item: KeyValue | None) -> dict[str, int]:
-    """Read the numbers; a text that cannot be parsed is discarded."""
+    """Read the numbers asked for, by pool; none where the text cannot be read."""
     try:
         return planned_workers_in(item.value if item else "")
     except ValueError:

@@ -38,7 +38,7 @@ class TuningPublisher:
         self._published = Tuning()
 
     async def publish(self, tuning: Tuning) -> None:
-        """Write what is new; what cannot be written now is tried again with the next decision."""
+        """Write a tuning that is new, or whose lease has ended; a failure is logged and tried again."""
         if tuning == self._published and (self._lease is None or self._lease.is_alive):
             return
         try:
@@ -65,7 +65,7 @@ class TuningPublisher:
             await self._store.delete(key)
 
     async def _set_live(self, key: str, text: str, lease: int) -> None:
-        """Set a live setting, unless somebody else has set it, whose it then is."""
+        """Set a live setting, or delete it for an empty text; one that somebody else has set stays."""
         if not text and not self._live.get(key):
             return
         item = await self._store.get(key)
@@ -76,6 +76,6 @@ class TuningPublisher:
             self._live[key] = text
 
     async def close(self) -> None:
-        """Take back what is published."""
+        """End the lease of what is published, and so delete it."""
         if self._lease:
             await self._lease.end()

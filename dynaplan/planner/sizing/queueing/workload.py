@@ -115,7 +115,7 @@ MAX_HIT_RATE = 0.95
 
 @dataclass(frozen=True)
 class WorkerKind:
-    """The workers of one role, which are all alike: step times, engine sizes, and prompts pulled at once.
+    """The workers of one role, which are all alike: their step times, and the sizes of their engines.
 
     ``concurrent_prefills`` is the number of prompts that a prefill worker holds at once.
     """
