@@ -19,8 +19,8 @@ class SimulatedPrefillQueue:
     """Gives prompts out as JetStream gives work to the live workers, each of which asks for one at a time.
 
     A worker asks while it holds fewer than ``most_held`` prompts, computing or not. Prompts that are directed
-    to it come out of its own lane, at most as many at once, and before the others. With a ``rule`` the shared
-    queue is dispatched by deadline.
+    to one worker wait in a queue of its own (its lane); it holds at most ``most_held`` of these at once, and
+    they come before the others. With a ``rule`` the shared queue is dispatched by deadline.
     """
 
     def __init__(self, most_held: int, rule: DispatchRule | None = None) -> None:
@@ -46,14 +46,14 @@ class SimulatedPrefillQueue:
         return len(self._waiting) + len(self._late) + len(self._holders) + in_lanes
 
     def put(self, key: str, times_s: tuple[float, float] = ALWAYS_IN_TIME) -> None:
-        """Add the prompt of the request with this key, with its arrival and its deadline."""
+        """Add the prompt of the request with this key; ``times_s`` are its arrival and its deadline."""
         self._times_s[key] = times_s
         self._waiting.append(key)
 
     def direct(
         self, key: str, worker: SimulatedWorker, times_s: tuple[float, float] = ALWAYS_IN_TIME
     ) -> None:
-        """Add the prompt to the worker's lane; when the worker leaves, it goes to the others."""
+        """Add the prompt to the worker's own queue; when the worker leaves, it goes to the shared one."""
         self._times_s[key] = times_s
         self._lanes.setdefault(worker.number, (worker, deque()))[1].append(key)
 
@@ -63,8 +63,10 @@ class SimulatedPrefillQueue:
             self._asking.setdefault(worker.number, worker)
 
     def assign(self, now_s: float = 0.0) -> tuple[SimulatedWorker, str] | None:
-        """Give a prompt to a worker; None where nothing can be given. With room left it asks again, behind
-        the others."""
+        """Give a prompt to a worker that asks; return both, None where nothing can be given.
+
+        A worker with room left asks again, behind the others.
+        """
         assigned = (self._out_of_lanes() if self._lanes else None) or self._out_of_queue(now_s)
         if assigned:
             worker, key = assigned
@@ -87,7 +89,10 @@ class SimulatedPrefillQueue:
         return is_wanted
 
     def give_up(self, key: str) -> None:
-        """Remove the prompt: its request no longer waits; one that a worker has is computed in vain."""
+        """Remove the prompt, for which its request no longer waits.
+
+        One that is being computed is so in vain.
+        """
         lanes = (keys for _, keys in self._lanes.values())
         place = next((keys for keys in (self._waiting, self._late, *lanes) if key in keys), None)
         if place is None:
@@ -129,7 +134,7 @@ class SimulatedPrefillQueue:
         return None
 
     def _directed_to(self, worker: SimulatedWorker) -> int:
-        """Count the prompts out of the worker's own lane that it holds."""
+        """Return how many prompts that were directed to the worker it holds."""
         return sum(number == worker.number for number in self._directed.values())
 
     def acknowledge(self, key: str) -> SimulatedWorker:

@@ -25,9 +25,9 @@ PREFIX_AWARE = "kv"
 
 @dataclass(frozen=True)
 class SimulatedRouting:
-    """The options of a simulated router, those of ``RoutingSettings``.
+    """The options of a simulated router, a part of ``RoutingSettings``.
 
-    ``is_kv_events`` says that engines tell of their blocks; else the router predicts, from at most
+    ``is_kv_events``: engines report their blocks; else the router predicts them, from at most
     ``predicted_blocks`` blocks that were sent in the last ``predicted_s`` seconds.
     """
 
@@ -146,15 +146,16 @@ class SimulatedRouter:
 
     @property
     def needs_present(self) -> bool:
-        """True when the choice depends on the engines' state: they have to be brought up to the present."""
+        """True when the choice depends on the engines' state, so that these have to be up to date."""
         return self.routing.mode != "round-robin"
 
     def direct(
         self, block_hashes: Sequence[int], workers: Sequence[SimulatedWorker], now_s: float
     ) -> tuple[SimulatedWorker, int] | None:
-        """Choose the prefill worker that a prompt is directed to, and count its blocks left to compute there.
+        """Choose the prefill worker for a prompt by its cache, and count its blocks left to compute there.
 
-        Return both; None for the shared queue. Once computed, ``directed`` is to be called with them.
+        Return both; None for the shared queue. ``directed`` undoes the count, once the prompt does not wait
+        any more.
         """
         if not (self.routing.uses_events and block_hashes):
             return None
@@ -168,7 +169,7 @@ class SimulatedRouter:
         return next(each for each in workers if each.number == number), left
 
     def directed(self, worker: SimulatedWorker, blocks: int) -> None:
-        """Note that a prompt is not in the worker's lane any more, with its blocks left to compute."""
+        """Take these blocks off those that prompts directed to the worker are yet to compute."""
         self._waiting_blocks[worker.number] -= blocks
 
     def book(

@@ -76,7 +76,7 @@ class SimulatedCall:
 
 @dataclass
 class SimulatedModelWorker:
-    """A model's state and requests; ``generation`` makes events of an earlier worker void."""
+    """A worker of a model, with its requests; ``generation`` makes events of an earlier load void."""
 
     model: SimulatedModel
     status: ModelStatus
@@ -104,7 +104,10 @@ class BoxPolicy(Protocol):
 
 
 class Box:
-    """The models of a box under a policy, in virtual time. Our rules alone heed ``constraints``."""
+    """The models of a box under a policy, in virtual time.
+
+    Only the deployment's own rules heed ``constraints``.
+    """
 
     def __init__(
         self,
@@ -136,9 +139,9 @@ class Box:
     # the course of time
 
     def run(self, chains: Iterable[Chain], duration_s: float) -> None:
-        """Let all chains run, in the order of their begin, and the requests be answered that are left.
+        """Run all chains, in the order of their begin, and answer the requests that are left.
 
-        What is held counts for ``duration_s``.
+        Memory that is held counts for ``duration_s``.
         """
         self._act()
         for chain in chains:
@@ -180,7 +183,7 @@ class Box:
         heappush(self._events, (self.now_s + after_s, next(self._order), what))
 
     def _ask_next(self, calls: Iterable[ChainCall], end_s: float) -> None:
-        """Ask the next of a chain's calls, after its client has thought."""
+        """Have a chain's next call arrive, after its client's pause, unless the chain is over by then."""
         call = next(iter(calls), None)
         if call is None:
             return
@@ -239,7 +242,7 @@ class Box:
         return next(each for key, each in self.further.items() if replica_name(*key) == name)
 
     def promote(self) -> None:
-        """Have a further worker that is ready be the first one of a model whose first is not."""
+        """Swap a further worker that is ready with the first one of its model, where that is not."""
         for (name, number), worker in self.further.items():
             first = self.workers[name]
             if first.status.state is not ModelState.READY and worker.status.state is ModelState.READY:
@@ -250,7 +253,7 @@ class Box:
     # what a policy does
 
     def admit(self, name: str, most: int | None = None) -> None:
-        """Give a ready model the requests that wait for it, the first first."""
+        """Give ``most`` waiting requests (None: all) to a ready model's workers, the oldest first."""
         worker = self.workers[name]
         while worker.waiting and (most is None or most > 0):
             request = worker.waiting.popleft()
@@ -285,7 +288,10 @@ class Box:
         self._later(after_s, ready)
 
     def drain(self, name: str, level: str = "") -> None:
-        """Let the model finish what it answers, and then sleep or be gone; a loading one is gone at once."""
+        """Let the worker finish what it answers, then sleep at that level or be unloaded.
+
+        A load ends at once.
+        """
         worker = self._find(name)
         worker.generation += 1
         self._move(worker, ModelState.DRAINING, sleep_level=level)
@@ -303,7 +309,7 @@ class Box:
         self.drain(name)
 
     def refuse(self, name: str, status: int, until_s: float) -> None:
-        """Refuse the requests that wait for the model and came until then."""
+        """Refuse the requests that wait for the model and came by ``until_s``, with that HTTP ``status``."""
         worker = self.workers[name]
         while worker.waiting and worker.waiting[0].arrival_s <= until_s:
             request = worker.waiting.popleft()
