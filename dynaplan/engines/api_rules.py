@@ -79,7 +79,7 @@ class EngineApi:
     is_unknown: bool = False
 
     def fault(self, document: Mapping[str, Any], path: str = "") -> FieldFault | None:
-        """Return the first fault of a request's fields; None when they are as the engine takes them."""
+        """Return a fault of a request's fields; None when they are as the engine takes them."""
         rules = self.paths.get(path, self.fields)
         for name in rules.keys() & document.keys():
             value, rule = document[name], rules[name]
@@ -88,9 +88,9 @@ class EngineApi:
         return None
 
     def loosened_tools(self, document: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-        """Return fields with tools whose schemas are beyond a bound, without their large repetitions.
+        """Return the fields with tools whose schemas are beyond a bound, without their large repetitions.
 
-        Those would make a grammar slow, and are no more than hints to a model.
+        Those would make a grammar slow, and are no more than hints to a model. Other fields are left out.
         """
         rules = self.paths.get(path, self.fields)
         names = TOOL_FIELDS & document.keys() & rules.keys()
@@ -106,7 +106,7 @@ class EngineApi:
 
 
 def forbidden(why: str) -> FieldRule:
-    """Make the rule of a field that takes no value; ``why`` ends the refusal's sentence."""
+    """Make the rule for a field that no request may have; ``why`` ends the refusal's sentence."""
     return FieldRule(f"no such field: {why}", lambda value: False)
 
 
@@ -154,7 +154,7 @@ def strings(maximum: int, max_length: int) -> FieldRule:
 
 
 def integers(maximum: int) -> FieldRule:
-    """A list of whole numbers that fit 31 bits."""
+    """Make the rule for a list of at most ``maximum`` whole numbers from 0 on that fit 31 bits."""
     return FieldRule(
         f"a list of at most {maximum} whole numbers",
         lambda value: isinstance(value, list) and len(value) <= maximum and all(map(_is_integer, value)),
@@ -169,7 +169,10 @@ def collection(maximum: int) -> FieldRule:
 
 
 def biases(maximum: int, limit: float) -> FieldRule:
-    """Biases of tokens: an object, or llama.cpp's list of pairs, in which false forbids a token."""
+    """Make the rule for biases of tokens, from ``-limit`` to ``limit``, at most ``maximum`` of them.
+
+    They are an object, or llama.cpp's list of pairs, in which false forbids a token.
+    """
     bias = number(-limit, limit)
 
     def accepts(value: Any) -> bool:
@@ -193,7 +196,7 @@ def grammar(max_length: int, max_depth: int) -> FieldRule:
 
 
 def schema(max_depth: int, max_values: int, max_repetitions: int) -> FieldRule:
-    """JSON that is or holds a JSON schema, of which an engine makes a grammar."""
+    """Make the rule for JSON that is or holds a JSON schema, of which an engine makes a grammar."""
     return FieldRule(
         f"JSON nested at most {max_depth} deep, with at most {max_values} values and at most"
         f" {max_repetitions} for {', '.join(sorted(REPETITIONS))}",
@@ -202,7 +205,7 @@ def schema(max_depth: int, max_values: int, max_repetitions: int) -> FieldRule:
 
 
 def without_large_repetitions(value: Any, depth: int = 64) -> Any:
-    """Return JSON without the numbers of repetitions that are larger than ``MAX_REPETITIONS``."""
+    """Return JSON without the numbers of repetitions above ``MAX_REPETITIONS``, down to ``depth`` levels."""
     if not depth:
         return value
     if isinstance(value, dict):
@@ -225,7 +228,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _depth_of(text: str) -> int:
-    """The deepest nesting of opening parentheses, whether in quotes or not."""
+    """Return the deepest nesting of parentheses, those in quotes included."""
     depth = deepest = 0
     for character in text:
         if character == "(":

@@ -40,11 +40,11 @@ MIN_STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
-    """Counted since the engine's start, and read at ``at_s`` by a clock that does not jump.
+    """One reading of an engine's counters since its start, at ``at_s`` by a clock that does not jump.
 
     ``kv_tokens`` are those in use at that moment, of ``kv_capacity_tokens`` (0: not told). ``steps`` and
-    ``busy_s`` are 0 where the engine does not count them: the requests that run then tell both.
-    ``unfinished_prompts`` are computed at that moment, and not counted yet.
+    ``busy_s`` are 0 where the engine does not count them: then the running requests tell both.
+    ``unfinished_prompts`` are being computed at that moment, and not counted yet.
     """
 
     at_s: float = 0.0
@@ -67,7 +67,7 @@ class EngineCounters:
 
 
 class EngineSpans:
-    """The readings of one engine's counters, as equations."""
+    """Turns the readings of one engine's counters into equations, one for each span between two of them."""
 
     def __init__(self) -> None:
         self._begin: EngineCounters | None = None
@@ -77,7 +77,11 @@ class EngineSpans:
         self._was_running = False
 
     def read(self, now: EngineCounters, running: int) -> StepCounts | None:
-        """Take a reading, with the requests that ran then; return the equation of a span that it ends."""
+        """Take a reading, with the number of running requests.
+
+        Return the equation of a span that ends with it. None while the span goes on, and for one that says
+        nothing: idle, cut by a prompt, or by a new start.
+        """
         begin, last = self._begin, self._last
         if begin is None or last is None or _was_restarted(last, now):
             self._restart(now, running)
@@ -102,7 +106,7 @@ class EngineSpans:
         return passed_s < MIN_SPAN_S or (passed_s < MAX_SPAN_S and not self._is_whole(begin, now))
 
     def _is_whole(self, begin: EngineCounters, now: EngineCounters) -> bool:
-        """Tell whether what the ends of the span cut is a small part of it."""
+        """Tell whether the steps and prompts that the span's ends cut are a small part of it."""
         has_prompt = now.prompt_tokens > begin.prompt_tokens
         cuts_a_prompt = begin.unfinished_prompts > 0 or now.unfinished_prompts > 0
         if cuts_a_prompt and not (has_prompt and now.at_s - begin.at_s >= LONG_SPAN_S):

@@ -93,7 +93,10 @@ def model_path(options: Mapping[str, Any]) -> Path | None:
 
 
 def read_facts(name: str, options: Mapping[str, Any]) -> ModelFacts:
-    """Return what is known of the model of that name, whose worker has these options. Reads files."""
+    """Return what is known of the model of that name, by its files and its worker's options.
+
+    Never raises OSError.
+    """
     path = model_path(options)
     try:
         if path is None:

@@ -98,10 +98,10 @@ class MemoryNeed:
 
 
 def longest_context(kv_bytes: float, token_bytes: float) -> int:
-    """Return the longest context in tokens whose KV entries take ``kv_bytes``; 0 when none does.
+    """Return the longest context in tokens whose KV entries fit into ``kv_bytes``; 0 when none does.
 
     ``token_bytes`` are the bytes of one more token of context, over all requests and workers. Rounded down to
-    256, the step in which llama.cpp takes a context.
+    a multiple of 256, the step in which llama.cpp takes a context.
     """
     return max(0, int(kv_bytes / token_bytes)) // 256 * 256 if token_bytes > 0 else 0
 
@@ -200,7 +200,7 @@ def _positive(value: Any, maximum: int = MAX_DIMENSION) -> int:
 
 
 def _per_layer(value: Any, layers: int) -> tuple[int, ...]:
-    """Return one number for each layer, of one for all or of one for each; empty when it is neither."""
+    """Return a number for each layer; ``value`` is one for all, or one for each. Empty when it is neither."""
     if not 0 < layers <= MAX_LAYERS:
         return ()
     if isinstance(value, tuple):
@@ -236,14 +236,17 @@ def memory_need(engine: str, options: Options, gpus: float) -> MemoryNeed | None
 
 
 def _memory_fraction(options: Options, gpus: float) -> float:
-    """Return the part of its GPUs' memory that a worker may take; a share of a GPU is a part of it."""
+    """Return the part of its GPUs' memory that a worker may take: as set, else the default of its share."""
     names = ("gpu-memory-utilization", "mem-fraction-static")
     given = next((options[name] for name in names if options.get(name) is not None), None)
     return float(given) if isinstance(given, int | float) else DEFAULT_MEMORY_FRACTION * min(1.0, gpus)
 
 
 def _llamacpp_need(path: Path, options: Options, gpus: float) -> MemoryNeed | None:
-    """llama.cpp allocates and clears the KV entries of all slots when it starts."""
+    """Return the need of a GGUF model: weights and the KV entries of all slots; None where not known.
+
+    llama.cpp allocates and clears these entries when it starts.
+    """
     from dynaplan.engines.llamacpp.launch_line import read_options
 
     shape = gguf_shape(path)

@@ -225,7 +225,7 @@ class LlamaCppEngine(ServerEngine):
 
 
 async def within(seconds: float, work: Coroutine[Any, Any, None], purpose: str) -> None:
-    """Await the work for at most so long; a failure of it is one line of the log."""
+    """Await the work for at most so many seconds; lateness and failure are only logged."""
     try:
         async with asyncio.timeout(seconds):
             await work
@@ -240,7 +240,7 @@ def prompts(tokens: Collection[int]) -> str:
 
 
 def _with_prompt(request: RemotePrefillRequest) -> RemotePrefillRequest:
-    """The request with its tokens as the prompt, when it came without a text."""
+    """Return the request with its token ids as the prompt of a completion, if it came without a body."""
     if request.body or not request.prompt_token_ids:
         return request
     return replace(request, body={"prompt": list(request.prompt_token_ids)}, path="/v1/completions")

@@ -86,11 +86,11 @@ HANDLED = frozenset(
 class LlamaOptions:
     """The checked options of one worker.
 
-    ``slots`` requests are computed at once in ``context_tokens``, 0 for the model's own: each in its part, or
-    where these are unified in what the others leave. ``flags`` are all others, by llama-server's names.
-    ``server`` is the llama-server program to use, empty for xllamacpp. ``environment`` is added to
-    the worker's. ``takes_hand_offs``: True for a decode worker beside prefill workers. ``saved_kv_bytes``:
-    the limit of the KV entries saved at unload, for all models of the deployment together.
+    ``slots`` requests are computed at once. They share ``context_tokens`` (0: the model's own): in equal
+    parts, or freely if ``is_unified``. ``flags`` are all others, by llama-server's names. ``server`` is the
+    llama-server program to use, empty for xllamacpp. ``environment`` is added to the worker's.
+    ``takes_hand_offs``: True for a decode worker beside prefill workers. ``saved_kv_bytes``: the limit of the
+    KV entries saved at unload, for all models of the deployment together.
     """
 
     model: str
@@ -138,7 +138,10 @@ def _not_ours(options: Options) -> dict[str, Any]:
 
 
 def _options_of_command(options: Options) -> LlamaOptions:
-    """Return what is known of a server that its owner's command starts: slots and context it tells itself."""
+    """Return what is known of a server that its owner's command starts.
+
+    Slots and context are 0: the server tells them.
+    """
     stated, command = effective_options(options), read_command(options[COMMAND])
     found = engine_command(options)
     return LlamaOptions(
@@ -155,7 +158,10 @@ def _options_of_command(options: Options) -> LlamaOptions:
 
 
 def _check_types(options: Options) -> dict[str, Any]:
-    """The options that are set, each under one name; raises ConfigError for a value of the wrong type."""
+    """The options that are set, each under one name.
+
+    Raises ConfigError for a value of the wrong type, and for two names of an option that differ.
+    """
     options = dict(_positive(name, value) for name, value in options.items())
     for name, value in options.items():
         option = WORKER.get(NAMES.get(name, name))
@@ -165,7 +171,7 @@ def _check_types(options: Options) -> dict[str, Any]:
 
 
 def _positive(name: str, value: Any) -> tuple[str, Any]:
-    """Return the option; of ``no-mmap: true`` it is ``mmap: false``."""
+    """Return the option, ``no-mmap: true`` as ``mmap: false``."""
     opposite = NAMES.get(name, name).removeprefix("no-")
     if opposite == name or opposite not in NEGATABLE or not isinstance(value, bool):
         return name, value
@@ -220,7 +226,7 @@ def params_fields(options: LlamaOptions) -> dict[str, Any]:
 
 
 def _flags(own: Options) -> dict[str, Any]:
-    """Collect the flags that are set, and our defaults where they differ from llama.cpp's."""
+    """Collect the flags that are set, and our defaults; raises ConfigError for a wrong ``flash-attn``."""
     flags = {FLAGS.get(name, name): each for name, each in _not_ours(own).items() if name not in HANDLED}
     flash = flags.get("flash-attn")
     if isinstance(flash, bool):  # YAML reads on and off as booleans
@@ -231,7 +237,7 @@ def _flags(own: Options) -> dict[str, Any]:
 
 
 def _batch(own: Options) -> dict[str, int]:
-    """Return the tokens of one step; those of a model that embeds are a whole text, as long as it may be."""
+    """Return the flags for the tokens of one step: of a model that embeds, the longest text."""
     batch = WORKER["max-num-batched-tokens"].engine_defaults["llamacpp"]
     if not EMBEDDING & own.keys():
         return {"batch-size": batch}
@@ -241,9 +247,10 @@ def _batch(own: Options) -> dict[str, int]:
 
 
 def default_threads() -> int:
-    """Count half of the cores of this process: the rest is for the frontend, and for a second worker.
+    """Return half of the cores of this process, at least 1.
 
-    llama.cpp's own threads spin while they wait for each other: with more of them than cores it crawls.
+    The rest is for the frontend, and for a second worker: llama.cpp's threads spin while they wait for each
+    other, and with more of them than cores it crawls.
     """
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
@@ -256,7 +263,7 @@ LLAMA_BATCH = 2048
 
 
 def _saved_kv_bytes(own: Options) -> int:
-    """The limit of what is saved; 0 for a model that would not use it."""
+    """The limit of saved KV entries, in bytes; 0 for a model that would not use them."""
     if own.get("enable-prefix-caching") is False or EMBEDDING.intersection(own):
         return 0
     option = WORKER["saved-kv"]
@@ -278,7 +285,10 @@ def _is_unified(own: Options) -> bool:
 
 
 def _context_tokens(own: Options, slots: int) -> int:
-    """The tokens of all slots together: ``ctx-size``, or ``max-model-len`` (of one) times the slots."""
+    """The tokens of all slots together: ``ctx-size``, or ``max-model-len`` (of one) times the slots.
+
+    Raises ConfigError where both are set and differ.
+    """
     total = own.get("ctx-size")
     if "max-model-len" not in own:
         return DEFAULT_SLOT_TOKENS * slots if total is None else int(total)
@@ -329,7 +339,7 @@ METRIC_NAMES = MetricNames(
 
 
 def _program(named: str) -> str:
-    """Find the llama-server program to run; empty for our own."""
+    """Return the llama-server program to run; empty for our own, with the xllamacpp package."""
     if named:
         return os.path.expanduser(named)
     return "" if importlib.util.find_spec("xllamacpp") else shutil.which("llama-server") or "llama-server"
@@ -359,9 +369,9 @@ def _server_words(program: str, options: LlamaOptions, port: int, slots: str) ->
 
 
 def _line_of_owner(options: Options, context: EngineContext, port: int, slots: str) -> LaunchLine:
-    """Return the owner's words; where he has not set them with an alias, metrics, and a place for slots.
+    """Return the owner's command, with the alias, metrics and place of slots that he has not set.
 
-    A key and what builds of another age or origin may not know as flags are variables, which these ignore.
+    A key, and what older builds may not know as flags, are variables, which such builds ignore.
     """
     name = str(options.get("served-model-name") or options.get("model"))
     added = [("--alias", name), ("--metrics",), *([("--slot-save-path", slots)] if slots else [])]

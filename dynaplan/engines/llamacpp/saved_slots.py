@@ -51,7 +51,10 @@ _NAME = re.compile(r"saved\.(\d{20})\.([0-9a-f]{16})\.(\d+)\.(\d+)\.(.+)", re.AS
 
 @dataclass(frozen=True)
 class SavedSlot:
-    """One file: when its slot was last used, at most (nanoseconds since the epoch), and what is in it."""
+    """One saved file: its model and fingerprint, its tokens and size, and its age.
+
+    ``saved_at_ns``, in ns since the epoch, orders files: the last used slot of a worker has the greatest.
+    """
 
     saved_at_ns: int
     fingerprint: str
@@ -75,7 +78,7 @@ class SavedSlot:
 
 
 class UsedSlot(NamedTuple):
-    """A slot that could be saved, and about how many tokens are in it."""
+    """A slot that could be saved, and about how many tokens its KV entries are of."""
 
     slot: int
     tokens: int
@@ -89,9 +92,9 @@ class Choice(NamedTuple):
 
 
 def candidates(used: Mapping[int, tuple[int, int]], restored: Mapping[int, int]) -> list[UsedSlot]:
-    """Order the slots: the last used first, then what was restored and not used, as it was restored.
+    """Order the slots to save: the last used first, then restored ones that were not used since.
 
-    ``used`` is slot -> number of its last task, which rises, and its tokens; ``restored`` slot -> tokens.
+    ``used`` is slot -> (number of its last task, which rises; its tokens), ``restored`` slot -> tokens.
     """
     in_use = sorted(used, key=lambda slot: used[slot][0], reverse=True)
     return [
@@ -103,7 +106,7 @@ def candidates(used: Mapping[int, tuple[int, int]], restored: Mapping[int, int])
 def choose(
     slots: Iterable[UsedSlot], saved: Iterable[SavedSlot], token_bytes: float, room_bytes: float
 ) -> Choice:
-    """Choose what is kept in so much room, the newest first: these slots, then the files by their age.
+    """Choose what is kept within ``room_bytes``: these slots in their order, then the newest files.
 
     What is larger than the room that is left is passed over, for something older that fits.
     """
@@ -130,7 +133,10 @@ def newest_first(saved: Iterable[SavedSlot]) -> list[SavedSlot]:
 
 
 def fingerprint_of(settings: Mapping[str, Any], files: Sequence[Path]) -> str:
-    """Digest the settings and the files' paths, sizes and times; empty when a file cannot be read."""
+    """Digest the settings and the files' paths, sizes and times.
+
+    Empty without files, or if one cannot be read.
+    """
     try:
         stats = [(str(each.resolve()), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
     except OSError:
@@ -157,7 +163,10 @@ def saved_in(directory: Path) -> list[SavedSlot]:
 
 
 def remove_saved(directory: Path, wanted_bytes: int, model: str) -> int:
-    """Remove files, the oldest first and those of the model last, for so many bytes; return what they had."""
+    """Remove files until they had ``wanted_bytes``; return the bytes that they had.
+
+    The oldest go first, and those of the model last.
+    """
     own = _name_in_file(model)
     removed_bytes = 0
     for each in sorted(saved_in(directory), key=lambda each: (each.model == own, each.saved_at_ns)):
@@ -173,7 +182,7 @@ def _name_in_file(model: str) -> str:
 
 
 class SavedSlots:
-    """The saved files of one deployment, as a worker of one model uses them; errors raise OSError."""
+    """The saved files of one deployment, as a worker of one model uses them; methods raise OSError."""
 
     def __init__(self, directory: Path, model: str, fingerprint: str, limit_bytes: int) -> None:
         self._directory = directory
@@ -191,9 +200,10 @@ class SavedSlots:
         return chosen
 
     def keep(self, own_name: str, tokens: int, size_bytes: int) -> bool:
-        """Give a file of the worker's own that llama.cpp wrote its final name; False when it is not whole.
+        """Give a file that llama.cpp wrote for this worker its final name; False if it is not worth it.
 
-        To be called after ``make_room``, for the newest first.
+        That is one that is not whole, or has too few tokens. To be called after ``make_room``, the newest
+        slot first.
         """
         path = self._directory / own_name
         if path.stat().st_size != size_bytes or tokens < MIN_SAVED_TOKENS:
@@ -205,7 +215,7 @@ class SavedSlots:
         return True
 
     def trim(self) -> None:
-        """Remove the oldest files beyond the room: slots may have been larger than was estimated."""
+        """Remove the files beyond the room, the oldest first: slots may be larger than was estimated."""
         saved = saved_in(self._directory)
         self._remove(choose((), saved, 0, self._room_bytes(saved)).removed)
 
@@ -221,7 +231,7 @@ class SavedSlots:
         return claimed
 
     def _take(self, saved: SavedSlot, own_name: str) -> bool:
-        """Rename the file; False when another worker has just removed it, or it is not what was written."""
+        """Rename the file; False when it is not there any more, or not of the size that was written."""
         path = self._directory / saved.file_name
         try:
             status = path.lstat()

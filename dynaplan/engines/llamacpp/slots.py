@@ -86,7 +86,7 @@ class SlotPool:
     async def take(self, owner: str) -> int:
         """Wait for a slot and return its number; an owner that has one gets the same again.
 
-        Raises TemporaryError when the owner gives it back meanwhile.
+        Raises TemporaryError when the owner gives it back, or asks anew, before it has one.
         """
         if owner in self._reserved:
             return self._reserved[owner].slot
@@ -104,7 +104,7 @@ class SlotPool:
             raise
 
     def announce(self, owner: str) -> None:
-        """Note that the owner hears of its slot now: from now on the slot is expected to compute."""
+        """Note that the owner is told of its slot: from now on the slot is expected to compute."""
         if owner in self._reserved:
             self._reserved[owner].is_announced = True
 
@@ -124,7 +124,10 @@ class SlotPool:
             self._releasing.add(held.slot)
 
     def observe(self, computing: Collection[int]) -> None:
-        """Note the slots in which the engine computes now; in the others it does not."""
+        """Note in which slots the engine computes now; released ones that do not are free again.
+
+        A slot that its owner has not used for too long is taken back.
+        """
         for slot in sorted(self._releasing.difference(computing)):
             self._releasing.discard(slot)
             self._free.append(slot)
@@ -176,7 +179,10 @@ class SlotFiles:
         return next(self._names)
 
     def assign(self, request_id: str, name: str) -> None:
-        """Delete this file too when that request's hold ends; it may have several: work can come twice."""
+        """Have this file deleted when the request's hold ends.
+
+        A request may have several: work can come twice.
+        """
         self._of_request.setdefault(request_id, []).append(name)
 
     def delete(self, name: str) -> None:
@@ -196,7 +202,7 @@ class SlotFiles:
                 self.delete(path.name)
 
     def find(self, name: object) -> str:
-        """Return the name if a slot file here has it, else "". Another process sends it: not trusted."""
+        """Return the name if it is that of a slot file here, else "": it comes from another process."""
         if self._directory is None or not isinstance(name, str) or name != Path(name).name:
             return ""
         path = self._directory / name
@@ -272,7 +278,10 @@ class SlotAllocator:
         )
 
     async def refresh(self) -> Sequence[Slot]:
-        """Read the slots, for the pool too; raises TemporaryError when the engine cannot be asked."""
+        """Read the slots from the engine, and tell the pool.
+
+        Raises TemporaryError when it cannot be asked.
+        """
         text = await self._client.text("/slots", SLOTS_TIMEOUT_S)
         try:
             slots = _slots(text)
@@ -286,7 +295,10 @@ class SlotAllocator:
         return await self._move(slot, "save", name)
 
     async def restore(self, slot: int, name: str) -> Moved:
-        """Read the file of that name into the slot. llama.cpp aborts over a file that was cut."""
+        """Read the file of that name into the slot.
+
+        It must be whole: llama.cpp aborts over one that was cut.
+        """
         return await self._move(slot, "restore", name)
 
     def release(self, owner: str, *, is_idle: bool = False) -> None:
@@ -328,7 +340,10 @@ class SlotAllocator:
         return Response.json({"fields": {"id_slot": slot, "cache_prompt": True}})
 
     async def _take_and_restore(self, request_id: str, hand_off: object) -> int:
-        """Return the slot into which the prompt is restored; TemporaryError when it is released meanwhile."""
+        """Wait for a slot, restore the prompt into it and return it.
+
+        Raises TemporaryError when the slot is given back before it is had.
+        """
         slot = await self._pool.take(request_id)
         try:
             await self._restore(slot, hand_off)
@@ -348,7 +363,7 @@ class SlotAllocator:
         return Response.json({})
 
     async def _restore(self, slot: int, hand_off: object) -> None:
-        """Take the KV entries over; where that fails, the engine computes the prompt itself."""
+        """Take the KV entries of a hand-off over, if there is one; a failure is logged and counted."""
         if not hand_off:
             return
         try:
@@ -360,7 +375,7 @@ class SlotAllocator:
             self.restored += 1
 
     def _find_file(self, hand_off: object) -> str:
-        """Find the hand-off's file; TemporaryError says why it cannot be restored here."""
+        """Return the name of the hand-off's file; raises TemporaryError if it cannot be restored here."""
         taken = hand_off.get(HAND_OFF) if isinstance(hand_off, Mapping) else None
         if not isinstance(taken, Mapping):
             raise TemporaryError(f"it has no {HAND_OFF}")
@@ -401,6 +416,6 @@ def _slots(text: str) -> list[Slot]:
 
 
 def _decoded_tokens(next_token: object) -> int:
-    """Read ``next_token``: a mapping, in a list of one where slots may draft several."""
+    """Read the number in ``next_token``, a mapping or a list of these; -1 without one."""
     found = next_token[0] if isinstance(next_token, list) and next_token else next_token
     return whole_field(found, "n_decoded", -1) if isinstance(found, Mapping) else -1

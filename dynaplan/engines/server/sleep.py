@@ -45,7 +45,7 @@ class EngineSleep:
         self._sleeps_by_metrics = False
 
     async def with_pause(self, signals: EngineMetrics) -> EngineMetrics:
-        """Return the signals, asleep also when the engine is paused; one without that path is not asked."""
+        """Return the signals, asleep also when the engine is paused; asks it, if it has that path."""
         self._sleeps_by_metrics = signals.is_asleep
         if self._reports_pause is not False:
             await self._read_paused()
@@ -78,9 +78,9 @@ class EngineSleep:
         return "" if status == 200 else f"{path} of the engine answered {status}."
 
     async def _read_paused(self) -> None:
-        """Ask whether the engine is paused; without an answer it is as it was.
+        """Ask the engine whether it is paused; without an answer the last one holds.
 
-        One whose first answer says nothing of it has no such path.
+        An engine whose first answer does not say so is not asked again.
         """
         assert self._paths
         try:

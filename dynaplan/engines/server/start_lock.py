@@ -38,11 +38,11 @@ HOST = "host"
 
 @asynccontextmanager
 async def exclusive_start(names: Sequence[str], directory: Path) -> AsyncIterator[None]:
-    """Alone on the machine behind every one of these names: GPU UUIDs, or ``host``.
+    """Hold the machine's lock of every one of these names (GPU UUIDs, or ``host``) while the context lasts.
 
     Waits for those before us without holding up the event loop; always in the same order, so that no two wait
-    for each other. The kernel gives the places of a killed process to the next one.
-    Raises DeploymentError when the directory cannot be used.
+    for each other. The kernel gives the locks of a killed process to the next one. Raises DeploymentError
+    when the directory cannot be used.
     """
     held: list[tuple[str, int]] = []
     opened = _open(directory)
@@ -60,9 +60,9 @@ async def exclusive_start(names: Sequence[str], directory: Path) -> AsyncIterato
 async def bounded_start(
     need_bytes: float, directory: Path, available_bytes: Callable[[], float]
 ) -> AsyncIterator[None]:
-    """Among few on the machine, for an engine that takes ``need_bytes`` of memory.
+    """Hold one of the machine's few places for starting engines, once ``need_bytes`` of memory are left.
 
-    Raises DeploymentError when the directory cannot be used.
+    The first start waits for no memory. Raises DeploymentError when the directory cannot be used.
     """
     opened, taken, is_logged = _open(directory), None, False
     try:
@@ -83,9 +83,9 @@ async def bounded_start(
 async def _take_place(
     directory: int, need_bytes: float, available_bytes: Callable[[], float]
 ) -> tuple[str, int] | None:
-    """Take a place to start in: its file and its lock; None while there is none.
+    """Lock a place to start in, and return its file's name and descriptor; None while there is none.
 
-    Who holds the lock of the host counts alone, so that no two take the last place.
+    Only who holds the lock of the host may count places, so that no two take the last one.
     """
     host = _file_name(HOST)
     counting = await _lock(directory, host)

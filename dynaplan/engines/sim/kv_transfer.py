@@ -35,7 +35,7 @@ class HeldPrompts:
         self.holds = HeldHandOffs(self._free)
 
     def hold(self, hand_off_id: str, tokens: int, blocks: int) -> Mapping[str, Any]:
-        """Hold a computed prompt; returns its ``kv_transfer_params``, with vLLM's names."""
+        """Hold a computed prompt; return the ``kv_transfer_params`` to fetch it by, with vLLM's names."""
         self._tokens[hand_off_id] = tokens
         self.holds.hold(hand_off_id)
         return {
@@ -51,9 +51,10 @@ class HeldPrompts:
         }
 
     async def take(self, http: Request) -> Response | None:
-        """Answer ``POST /kv/{request_id}/take``: a decode worker reads a prompt; 404 when it is not held.
+        """Answer ``POST /kv/{request_id}/take`` of a decode worker, and release the prompt.
 
-        The prompt's blocks are freed when the answer is on its way: a drain waits for that.
+        404 when it is not held. The prompt's blocks are freed when the answer is on its way: a drain waits
+        for that.
         """
         hand_off_id = http.fields["request_id"]
         tokens = self._tokens.pop(hand_off_id, None)
@@ -89,7 +90,7 @@ class KvFetcher:
         self.transfer_s = 0.0
 
     async def fetch(self, source: RemoteKv, prompt_tokens: int) -> bool:
-        """Take the prompt's KV entries; False when they cannot be had, so that they are computed here."""
+        """Take the prompt's KV entries; False when that fails, and the prompt has to be computed here."""
         self.asked_tokens += prompt_tokens
         self.in_transfer += 1
         try:
