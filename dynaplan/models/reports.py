@@ -25,8 +25,8 @@ UNWRITABLE_RETRY_S = 30.0
 def reports(deployed: DeployedModels, state: ModelsState, unwritable: str = "") -> dict[str, ModelReport]:
     """Return what is published of each model, by name.
 
-    ``unwritable``: why the statefile cannot be written, and no load begins, or empty. Who has waited for some
-    time for such a load is refused.
+    ``unwritable`` says why the statefile cannot be written, so that no load begins; else it is empty.
+    Requests that have waited for such a load for some time are then refused.
     """
     last = state.last
     workers = defaultdict[str, list[ModelStatus]](list)
@@ -95,7 +95,7 @@ def _count_workers(last: ModelsPass, component: str) -> dict[str, int]:
 
 
 def _why(state: ModelsState, status: ModelStatus) -> str:
-    """Return the last sentence about the model: while somebody waits for it, what it waits for."""
+    """Return the last sentence about the model: what it waits for, while requests wait for it."""
     steps = (
         [step.why for step in state.last.plan.trail if step.model == status.name] if status.waiting else []
     )
@@ -103,7 +103,7 @@ def _why(state: ModelsState, status: ModelStatus) -> str:
 
 
 def _shown_bytes(last: ModelsPass, status: ModelStatus) -> int:
-    """Return the memory that is shown of a model: what it holds; until it is loaded what it will hold."""
+    """Return the memory to show of a model: what it holds, or until it is loaded what it is taken to need."""
     held_bytes = max(status.held_bytes.values(), default=0)
     if status.state is ModelState.LOADING or not held_bytes:
         return max(held_bytes, assumed_bytes(last.policies, status))

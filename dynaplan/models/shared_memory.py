@@ -41,8 +41,8 @@ SharedGpus = Sequence[tuple[Gpu, GpuUse, str]]
 class HostMemory:
     """The host's memory at one moment, in bytes.
 
-    ``resident_bytes`` are all pages that workers have in memory, by pid, and ``own_bytes`` those of them all
-    that the kernel cannot give back. ``saved_bytes`` is what saved KV entries take.
+    ``resident_bytes`` are all pages that each worker has in memory, by pid; ``own_bytes`` are those of all of
+    them that the kernel cannot reclaim. ``saved_bytes`` is what saved KV entries take.
     """
 
     total_bytes: int
@@ -58,7 +58,7 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class _Leftover:
-    """What a worker that has gone at ``gone_s`` still holds, by GPU, and what was foreign there before."""
+    """What a worker that left at ``gone_s`` has not given back, by GPU, and what was foreign there before."""
 
     component: str
     bytes: Mapping[int, int]
@@ -68,7 +68,10 @@ class _Leftover:
 
 @dataclass(frozen=True)
 class _Growth:
-    """What was in use of a worker's GPUs before its load, beside which others, and by how much that grew."""
+    """What was in use of a worker's GPUs before its load, beside which workers, and what it took since.
+
+    ``is_over``: what grows from now on is not its load's.
+    """
 
     before: Mapping[int, int]
     beside: frozenset[str]
@@ -99,11 +102,11 @@ class SharedMemory:
         by_driver: Container[str] = (),
         budget_bytes: int = 0,
     ) -> SharedMemory:
-        """Return what follows from the workers and the use of memory as they are now.
+        """Return the memory after the next pass, from the workers and the use of memory as they are now.
 
         ``host`` is None where no model is in the host's memory. ``kept_bytes`` is what sleepers keep of a
-        GPU, by name. ``by_driver`` are the components whose workers hold what the driver says. Of each device
-        ``budget_bytes`` may be taken; 0 is all of it.
+        GPU, by worker. ``by_driver`` are the components whose workers hold what the driver says. Of each
+        device ``budget_bytes`` may be taken; 0 is all of it.
         """
         kept, found = kept_bytes or {}, list(workers)
         given = {
@@ -138,8 +141,8 @@ class SharedMemory:
     def held(self, worker: Worker | None, component: str) -> Mapping[int, int]:
         """Return the bytes that were measured for the worker, by device; empty where none were.
 
-        A sleeper holds what it keeps and what has not come back. Without a worker: what those of the
-        component that have gone have not given back.
+        A sleeper holds what it keeps and what has not come back. Without a worker (None): what gone workers
+        of the component have not given back.
         """
         if worker is None:
             left = [
@@ -167,7 +170,7 @@ class SharedMemory:
         now_s: float,
         sleepers: Container[str],
     ) -> dict[str, _Leftover]:
-        """Return what those who have gone, or fallen asleep, have not given back yet, by worker."""
+        """Return what workers that have gone, or fallen asleep, have not given back yet, by worker."""
         left = dict(self._left)
         for name, before in self._given.items():
             now = given.get(name)
@@ -191,7 +194,7 @@ class SharedMemory:
         return left
 
     def _taken(self, given: Mapping[str, Worker], index: int) -> int:
-        """Return what counts as our workers' of that GPU: what one was given, if its growth is unknown."""
+        """Return the bytes of that GPU that our workers hold: measured, or else as given to them."""
         return sum(
             growth.bytes.get(index, each.memory_bytes)
             if (growth := self._growth.get(name))

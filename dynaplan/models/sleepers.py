@@ -13,9 +13,9 @@ from dynaplan.store.instances import SLEEP_FAILED
 
 @dataclass(frozen=True)
 class SleepProgress:
-    """What a registered worker does that sleeps, falls asleep, wakes or has been woken, and since when.
+    """What a registered worker does: sleep, fall asleep, wake, or serve again, since when and how deeply.
 
-    ``failure`` is what went wrong.
+    ``failure`` says why it could not be put to sleep, or woken; empty where nothing is wrong.
     """
 
     state: ModelState
@@ -42,7 +42,7 @@ class Sleepers:
     _without_order_s: Mapping[int, float] = field(default_factory=dict)
 
     def follow(self, asleep: Mapping[int, str], to_sleep: Mapping[int, str], now_s: float) -> Sleepers:
-        """Return what follows from the values of the keys ``ASLEEP`` and ``SLEEP``, by instance."""
+        """Return the sleepers by the present values of the keys ``ASLEEP`` and ``SLEEP``, by instance."""
         unseen = {each: level for each, level in self._unseen_sleep_orders.items() if each not in to_sleep}
         to_sleep = {**to_sleep, **{each: level for each, level in unseen.items() if each in asleep}}
         followed = Sleepers(
@@ -80,11 +80,11 @@ class Sleepers:
         return self.progress.get(worker.instance_id) if worker and worker.instance_id else None
 
     def with_sleep_order(self, instance_id: int, level: str) -> Sleepers:
-        """Return them once the instance was asked to sleep at this level."""
+        """Return the sleepers after the instance was asked to sleep at this level."""
         unseen = {**self._unseen_sleep_orders, instance_id: level}
         return replace(self, _waking=self._waking - {instance_id}, _unseen_sleep_orders=unseen)
 
     def with_wake_order(self, instance_id: int) -> Sleepers:
-        """Return them once the instance was asked to wake; an order to sleep that was not seen is void."""
+        """Return the sleepers after the instance was asked to wake; an unseen order to sleep is void."""
         unseen = {each: level for each, level in self._unseen_sleep_orders.items() if each != instance_id}
         return replace(self, _waking=self._waking | {instance_id}, _unseen_sleep_orders=unseen)

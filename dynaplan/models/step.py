@@ -86,7 +86,7 @@ class FleetObservation:
 
 @dataclass(frozen=True)
 class Wait:
-    """Since when somebody has waited for a model, and when that was seen last."""
+    """Since when requests have waited for a model, and when that was last seen."""
 
     since_s: float
     last_s: float
@@ -94,7 +94,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class ModelsPass:
-    """What a pass made of what it saw, and its plan; ``policies`` are those with the pins of persons."""
+    """What a pass saw, and its plan; ``policies`` are those with the pins of persons."""
 
     moment: Moment = field(default_factory=lambda: Moment(0.0, 0.0))
     fleet: tuple[Worker, ...] = ()
@@ -125,7 +125,7 @@ def step(
 ) -> tuple[ModelsState, DesiredModels]:
     """Return the state after a pass, and the workers that models are to have, with places for new ones.
 
-    While the demand is not known every model stays as it is.
+    While the demand is not known nothing is planned: every model stays as it is.
     """
     now_s = seen.moment.now_s
     state = replace(state, sleepers=state.sleepers.follow(seen.asleep, seen.sleep_orders, now_s))
@@ -156,9 +156,10 @@ def after_load(
 
 
 def after_saying(state: ModelsState, unwritable: str = "") -> ModelsState:
-    """Return the state once it was said what the plan does: no event of one that only counts seconds down.
+    """Return the state after the plan's actions were put into events, but for sentences said before.
 
-    ``unwritable``: why the statefile cannot be written, and no load begins, or empty.
+    Those that only count seconds down are the same. ``unwritable`` says why the statefile cannot be written,
+    so that no load begins; else it is empty.
     """
     said, events = dict(state.said), list(state.events)
     for action in state.last.plan.actions:
@@ -172,7 +173,10 @@ def after_saying(state: ModelsState, unwritable: str = "") -> ModelsState:
 
 
 def coming_host_bytes(state: ModelsState) -> Iterator[tuple[str, int]]:
-    """Return each model that the plan loads into the host's memory, with what it and those before it need."""
+    """Yield each model that the plan loads into the host's memory, with the bytes that all up to it need.
+
+    Loads that have begun come first.
+    """
     last = state.last
     coming_bytes = sum(
         max(0, assumed_bytes(last.policies, status) - status.held_bytes.get(HOST, 0))
@@ -208,7 +212,7 @@ def _followed(deployed: DeployedModels, state: ModelsState, seen: FleetObservati
 
 
 def _kept_bytes(deployed: DeployedModels, state: ModelsState, seen: FleetObservation) -> dict[str, int]:
-    """Return what sleeping workers keep on each device, by name."""
+    """Return what each sleeping worker keeps on each of its devices, by the worker's name."""
     kept = {}
     for model in deployed.models:
         for worker in workers_of(model.component, seen.fleet):
@@ -284,7 +288,7 @@ def _first_worker(
     model: ServedModel,
     demand: Mapping[str, ModelDemand],
 ) -> ModelStatus:
-    """Return the model by the worker that stays longest."""
+    """Return the status of the model: that of the worker that stays longest, or of none."""
     name, now_s = model.name, seen.moment.now_s
     worker = next(iter(workers_of(model.component, seen.fleet)), None)
     learnt, before = state.learnt_of(name), state.last.statuses.get(name, ModelStatus(name))
@@ -302,7 +306,7 @@ def _first_worker(
 
 
 def _wait(before: Wait | None, status: ModelStatus, now_s: float) -> Wait | None:
-    """Return since when the model has been in demand without being ready, if it has been; see ``turns``."""
+    """Return the wait for a model that is not ready; None where nobody has waited lately."""
     if status.state is ModelState.READY or (before and now_s - before.last_s > DEMAND_PAUSE_S):
         before = None
     if not status.waiting or status.state is ModelState.READY:
@@ -317,9 +321,10 @@ def _as_planned(
     model: ServedModel,
     status: ModelStatus,
 ) -> ModelStatus:
-    """Return the model with the workers that its planner wants: those that it has until one was asked.
+    """Return the status with the numbers of workers that the model's planner wants.
 
-    Without a planner, or when that has been away for too long, its requests count.
+    Until it has asked for some, those that the model has. Without a planner, or when that has been away for
+    too long, nothing changes: requests count.
     """
     seen_s = state.planner_seen_s
     if model.name not in deployed.planned or seen_s is None or seen.moment.now_s - seen_s > PLANNER_GRACE_S:
@@ -341,7 +346,10 @@ def _further_workers(
     pool: WorkerPool,
     first: ModelStatus,
 ) -> dict[str, ModelStatus]:
-    """Return the status of the pool's workers but the model's first, and of leftovers with memory."""
+    """Return the status of the pool's workers but the model's first, by name.
+
+    One more stands for memory that workers which have gone have not given back.
+    """
     found: dict[str, ModelStatus] = {}
     planned = first.planned_prefill_workers if pool.is_prefill else first.planned_workers
     wanted = wanted_workers(deployed.policy(pool), first.in_flight + first.waiting, planned)

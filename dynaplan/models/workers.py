@@ -118,7 +118,7 @@ _ORDER = (
 
 
 def workers_of(component: str, fleet: Iterable[Worker]) -> list[Worker]:
-    """Return the workers of the model, the one that decides its state first."""
+    """Return the component's workers that are there, the one that decides the model's state first."""
     own = [each for each in fleet if each.component == component and each.state in _ORDER]
     return sorted(own, key=lambda each: (_ORDER.index(each.state), each.index))
 
@@ -132,7 +132,7 @@ def model_status(
     moment: Moment,
     progress: SleepProgress | None = None,
 ) -> ModelStatus:
-    """Return the model at that moment."""
+    """Return the status of the model, by that worker of it (None: it has none)."""
     demand = demand or NO_DEMAND
     state = _STATES[worker.state] if worker else ModelState.UNLOADED
     since_s = worker.since_s if worker else 0.0
@@ -178,20 +178,23 @@ def _retry_at_s(worker: Worker | None) -> float:
 
 
 def _load_asked_s(order: ModelOrder, learnt: Learnt, moment: Moment) -> float | None:
-    """Return when a person asked to load the model; None when that is done, or was taken back since."""
+    """Return when a person asked to load the model.
+
+    None when it was loaded since, or the order taken back.
+    """
     is_over = order.load_unix_s <= max(order.unload_unix_s, learnt.ready_unix_s)
     return None if is_over else moment.mono_s(order.load_unix_s)
 
 
 def _is_unload_asked(order: ModelOrder, worker: Worker | None, moment: Moment) -> bool:
-    """Tell whether a person asked to unload the worker that is there: one that came later is another's."""
+    """Tell whether a person asked to unload this worker: after it came, and not to load the model since."""
     if worker is None or order.unload_unix_s <= order.load_unix_s:
         return False
     return worker.since_s <= moment.mono_s(order.unload_unix_s)
 
 
 def desired_models(plan: Plan, components: Mapping[str, str], fleet: Sequence[Worker]) -> DesiredModels:
-    """Return the workers that carry out the plan; without an action a model's number stays."""
+    """Return the workers that carry out the plan; where it has no action, a model keeps its number."""
     workers: dict[str, int] = {}
     placements: dict[str, Load] = {}
     leaving: dict[str, str] = {}
@@ -220,6 +223,6 @@ def desired_models(plan: Plan, components: Mapping[str, str], fleet: Sequence[Wo
 
 
 def learn_ready(learnt: Learnt, held_bytes: int, load_s: float, unix_s: float) -> Learnt:
-    """Return what is known once the model was seen ready, after a load of that time; 0 bytes: "not seen"."""
+    """Return what is known once a worker was seen ready after its load; 0 ``held_bytes``: not measured."""
     memory_bytes = held_bytes or learnt.memory_bytes
     return replace(learnt, memory_bytes=memory_bytes, load_s=round(load_s, 2), ready_unix_s=round(unix_s, 2))

@@ -42,7 +42,10 @@ MAY_BE_LOADED = (ModelState.UNLOADED, ModelState.ASLEEP, ModelState.FAILED)
 
 
 class Demands:
-    """The demands of one plan. ``_backfill_until_s`` is when the first of those in line takes its room."""
+    """The demands of one plan, served by their deadline.
+
+    ``_backfill_until_s`` is when the first of those in line takes the room that it waits for.
+    """
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
@@ -82,7 +85,7 @@ class Demands:
             self._refuse(wanted, forced)  # f
 
     def _wanted(self, name: str) -> Need:
-        """Return the model's need; that of a sleeper is on its own devices."""
+        """Return the model's need; a sleeper can have its own devices only."""
         status, wanted = self._draft.statuses[name], self._draft.needs[name]
         if status.state is not ModelState.ASLEEP or not status.placed_on:
             return wanted
@@ -99,7 +102,7 @@ class Demands:
     # a, c: there is room
 
     def _start(self, wanted: Need) -> bool:
-        """Start the model where there is room both now and later, if there is."""
+        """Start the model if there is room for it now and later; tell whether it was started."""
         draft, name = self._draft, wanted.model
         others = {each: held for each, held in draft.present.items() if each != name}
         if self._forced(name, others):
@@ -111,7 +114,10 @@ class Demands:
         return choice is not None
 
     def _backfill(self, wanted: Need) -> bool:
-        """Start the model in room that an earlier demand waits for, if it will have had its turn by then."""
+        """Start the model in room that an earlier demand waits for; tell whether it was.
+
+        Only if it will be loaded and have had its least stay by then.
+        """
         draft, name = self._draft, wanted.model
         settings, others = draft.settings(name), {k: v for k, v in draft.present.items() if k != name}
         free_again_s = self._now_s + load_s(settings, draft.statuses[name]) + settings.min_stay_s
@@ -152,7 +158,7 @@ class Demands:
     def _choose(
         self, wanted: Need, forced: frozenset[str], candidates: Sequence[str]
     ) -> EvictionChoice | None:
-        """Return where the model goes and all who leave for it, if they are candidates."""
+        """Return where the model goes and all who leave for it; None if not ``candidates`` alone suffice."""
         if not forced <= set(candidates):
             return None
         left = {name: held for name, held in self._draft.future.items() if name not in forced}
@@ -163,7 +169,10 @@ class Demands:
         return EvictionChoice(choice.devices, tuple(sorted({*forced, *choice.leaving}, key=candidates.index)))
 
     def _evict(self, wanted: Need, forced: frozenset[str], most: Leave) -> bool:
-        """Make room by what may leave at once, or else by what may leave for an overdue demand."""
+        """Make room by candidates that may leave by ``most``, as few levels as needed.
+
+        Tell whether there were any.
+        """
         for leave in (each for each in (Leave.AT_ONCE, Leave.FOR_OVERDUE) if each <= most):
             choice = self._choose(wanted, forced, self._candidates(leave))
             if choice is not None:
@@ -221,7 +230,10 @@ class Demands:
         return choice is not None
 
     def _wait_for_turn(self, wanted: Need, choice: EvictionChoice, due_s: float) -> None:
-        """Hold the place that the model will have in its turn; refuse those who would not live to see it."""
+        """Hold the place that the model will have in its turn.
+
+        Where the turn comes after ``load-timeout``, refuse the requests that would wait for it in vain.
+        """
         draft, name = self._draft, wanted.model
         tenures = {each: self._tenure(each) for each in choice.leaving}
         reasons = ", ".join(f"{each} {tenure.why}" for each, tenure in tenures.items())

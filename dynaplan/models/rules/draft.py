@@ -65,7 +65,10 @@ class Draft:
                 self._expect_drained(name, status.sleep_level)
 
     def settings(self, name: str) -> ModelPolicy:
-        """Return the model's settings, or the defaults; a further worker is put away sooner, and whole."""
+        """Return the policy of a worker's model, or the defaults for an unknown one.
+
+        A further worker is put away sooner, never sleeps, and is not pinned.
+        """
         own = self._settings.get(self.model_of(name), DEFAULTS)
         if self.model_of(name) == name:
             return own
@@ -77,7 +80,7 @@ class Draft:
         return self.model_of(name) in self._settings
 
     def model_of(self, name: str) -> str:
-        """Return the model that a worker serves: of a further one it is another name."""
+        """Return the model that a worker serves: the first worker has its name, a further one another."""
         status = self.statuses.get(name)
         return (status.replica_of if status else "") or name
 
@@ -90,14 +93,14 @@ class Draft:
         return Plan(tuple(self._actions), tuple(self._trail), self._next_at_s)
 
     def add(self, status: ModelStatus) -> None:
-        """Take up a further worker that does not exist yet."""
+        """Take up the status of a further worker that does not exist yet."""
         self.statuses[status.name] = status
         self.needs[status.name] = need(self.settings(status.name), status, self.devices)
 
     # what may be decided about a model
 
     def start(self, wanted: Need, devices: Collection[int], why: str) -> None:
-        """Load or wake the model there."""
+        """Load the model on these devices, or wake it there."""
         name = wanted.model
         why += chosen_place(wanted, devices)
         self.started.add(name)
@@ -110,7 +113,7 @@ class Draft:
         self.say(name, "load", why)
 
     def hold(self, wanted: Need, devices: Collection[int]) -> None:
-        """Hold a place in the future for the model."""
+        """Set the model's memory on these devices aside for later; it is settled."""
         self.future = {**self.future, wanted.model: promise(wanted, devices)}
         self.settled.add(wanted.model)
 
@@ -127,7 +130,7 @@ class Draft:
     def refuse(
         self, name: str, http_status: int, why: str, retry_after_s: float = 0.0, until_s: float = inf
     ) -> None:
-        """Refuse those who wait for the model and came at ``until_s`` or before; nobody may wait."""
+        """Refuse the requests that wait for the model and came at ``until_s`` or before, if there are any."""
         self.settled.add(name)
         self.say(name, "refuse", why)
         status = self.statuses[name]

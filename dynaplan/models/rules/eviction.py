@@ -89,7 +89,10 @@ _Preference = tuple[int, list[int], int, int]
 def _preference(
     offer: Sequence[str], candidates: Sequence[str], device: Device, holdings: Holdings
 ) -> _Preference:
-    """Return what is least for the device to be taken: few leave, worth little; little is left unused."""
+    """Return a key for the choice of a device, the least the best: few leave, worth little.
+
+    Little is unused.
+    """
     ranks = sorted(candidates.index(name) for name in offer)
     return len(offer), ranks, free_bytes(device, holdings), device.index
 
@@ -97,7 +100,7 @@ def _preference(
 def _leaving_on(
     device: Device, wanted: Need, holdings: Holdings, candidates: Sequence[str]
 ) -> list[str] | None:
-    """Return the fewest candidates that make room on the device; None when all of them do not."""
+    """Return the fewest candidates that make room on the device; None when all together do not."""
     if has_room(wanted, device, holdings):
         return []
     there = occupants(device, holdings)
@@ -115,7 +118,7 @@ def _leaving_on(
 def _fewest(
     device: Device, lacking_bytes: int, candidates: Sequence[str], holdings: Holdings
 ) -> list[str] | None:
-    """Return the fewest candidates that hold the lacking bytes of the device, by their order; see above."""
+    """Return the fewest candidates that hold the lacking bytes, earlier ones preferred; None if none do."""
     sizes = {name: holdings[name].bytes[device.index] for name in candidates}
     number = _number_needed(lacking_bytes, sizes)
     if number is None:
@@ -159,8 +162,8 @@ def must_leave(
 ) -> frozenset[str]:
     """Return those of the loaded models that the owner does not want beside the model.
 
-    Of the sets that may be loaded together it is the one with the model outside of which the least is loaded,
-    by priority; between equals the first. A model in no set is alone.
+    Where there are sets that may be loaded together, one with the model is chosen: that with the least
+    outside of it, by priority, between equals the first. A model in no set is alone.
     """
     others = [each for each in loaded if each != name]
     leaves = constraints.leaves.get(name, frozenset()) & set(others)

@@ -36,7 +36,7 @@ KEPT_TOLERANCE_BYTES = 256 * 2**20
 def for_room(
     settings: ModelPolicy, status: ModelStatus, spare_bytes: int, host: Device | None, holdings: Holdings
 ) -> SleepLevel | None:
-    """Return the level at which the model makes enough room; None: it has to be unloaded.
+    """Return the level, quickest to wake, at which the model makes enough room; None: unload it.
 
     ``spare_bytes`` is what would be left over on its fullest device if it were unloaded.
     """
@@ -52,7 +52,7 @@ def for_idleness(
     holdings: Holdings,
     now_s: float,
 ) -> SleepLevel | None:
-    """Return the level that pays most while nobody needs the memory; None: unload."""
+    """Return the level that saves most time and memory while nobody needs the room; None: unload it."""
     if power_saving_at_s(settings, status) <= now_s:
         return None
 
@@ -65,7 +65,10 @@ def for_idleness(
 def _levels(
     settings: ModelPolicy, status: ModelStatus, host: Device | None, holdings: Holdings
 ) -> list[SleepLevel]:
-    """Return the levels that are open to a ready model: that work, save time, and find room in the host."""
+    """Return the levels at which a ready model may sleep: quicker to wake than a load, with room in the host.
+
+    There are none for a model that has failed to sleep.
+    """
     if status.state is not ModelState.READY or status.has_failed_to_sleep:
         return []
     room = free_bytes(host, holdings) if host else 0

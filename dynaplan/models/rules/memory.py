@@ -51,10 +51,11 @@ MIN_LOAD_S = 1.0
 
 @dataclass(frozen=True)
 class Need:
-    """What a worker needs: ``bytes_each`` on each of ``devices`` GPUs; 0 of them is the host's memory.
+    """What a worker needs: ``bytes_each`` on each of ``devices`` GPUs; with 0 of these, in the host's memory.
 
-    ``allowed`` are the devices that it may have, empty is any, by the owner's words ``chosen_by``; an
-    exclusive one is alone on its GPUs. ``parts`` are what unequal GPUs have of ``bytes_each``, less than 1.
+    ``allowed`` are the devices that it may have, empty is any; ``chosen_by`` are the owner's words for them.
+    An exclusive one is alone on its GPUs. ``parts``, by GPU, are what unequal GPUs have of ``bytes_each``,
+    less than 1.
     """
 
     model: str
@@ -66,7 +67,7 @@ class Need:
     parts: Mapping[int, float] = field(default_factory=dict)
 
     def bytes_on(self, index: int) -> int:
-        """Return what it needs on that device."""
+        """Return the bytes that it needs on that device."""
         return int(self.bytes_each * self.parts.get(index, 1.0))
 
     def may_have(self, device: Device) -> bool:
@@ -92,9 +93,9 @@ Holdings = Mapping[str, Holding]
 
 
 def need(settings: ModelPolicy, status: ModelStatus, devices: Iterable[Device]) -> Need:
-    """Return what the model needs; a worker in the host's memory needs it of every device that is given.
+    """Return what a worker of the model needs, by its owner's word, a measurement or an estimate.
 
-    A proven too little raises it, but not above the largest device while that one has not been tried.
+    More than the most with which a load has failed, but not above the largest device before that was tried.
     """
     base = settings.claim_bytes or status.learnt.memory_bytes or settings.estimate_bytes
     largest = max((device.total_bytes for device in devices), default=0)
@@ -114,7 +115,7 @@ def need(settings: ModelPolicy, status: ModelStatus, devices: Iterable[Device]) 
 
 
 def load_s(settings: ModelPolicy, status: ModelStatus) -> float:
-    """Return how long a load takes: measured, else expected, else by its size."""
+    """Return how many seconds a load takes: measured, else expected, else by the model's size."""
     known = status.learnt.load_s or settings.estimate_load_s
     size = settings.claim_bytes or status.learnt.memory_bytes or settings.estimate_bytes
     return known or max(MIN_LOAD_S, size * max(1, settings.devices) / LOAD_BYTES_PER_S)
@@ -125,7 +126,7 @@ def level_of(settings: ModelPolicy, name: str) -> SleepLevel | None:
 
 
 def assumed_bytes(policies: ModelPolicies, status: ModelStatus) -> int:
-    """Return what a worker of a configured model is taken to hold of a device until that is seen."""
+    """Return what the worker is taken to hold of each of its devices until that is measured."""
     settings = policies.models[status.replica_of or status.name]
     settings = settings.prefill if status.is_prefill and settings.prefill else settings
     if status.state is ModelState.ASLEEP and (level := level_of(settings, status.sleep_level)):
@@ -134,7 +135,7 @@ def assumed_bytes(policies: ModelPolicies, status: ModelStatus) -> int:
 
 
 def holding(settings: ModelPolicy, status: ModelStatus, wanted: Need) -> Holding:
-    """Return what a loaded model holds now; see the table above."""
+    """Return what a loaded or loading model holds now, by device; see the table above."""
     if status.state is ModelState.ASLEEP and level_of(settings, status.sleep_level):
         usual, least = _kept(settings, status, status.sleep_level), 0
     else:
@@ -147,7 +148,7 @@ def holding(settings: ModelPolicy, status: ModelStatus, wanted: Need) -> Holding
 
 
 def _kept(settings: ModelPolicy, status: ModelStatus, level_name: str) -> dict[int, int]:
-    """Return what a sleeper keeps, by device; without a level all of it is released."""
+    """Return the bytes that a worker asleep at that level keeps, by device; none for an unknown level."""
     level = level_of(settings, level_name)
     if level is None:
         return {}
@@ -158,17 +159,20 @@ def _kept(settings: ModelPolicy, status: ModelStatus, level_name: str) -> dict[i
 
 
 def promise(wanted: Need, devices: Iterable[int]) -> Holding:
-    """Return what is held for a model that goes to these devices."""
+    """Return what is set aside for a model that is to be loaded on these devices."""
     return Holding({index: wanted.bytes_on(index) for index in devices}, wanted.is_exclusive)
 
 
 def holding_after_drain(settings: ModelPolicy, status: ModelStatus, sleep_level: str) -> Holding:
-    """Return what the model holds when it has drained: nothing, or what its level keeps."""
+    """Return what the model holds once it has drained: what it keeps at that sleep level, for "" nothing."""
     return Holding(_kept(settings, status, sleep_level), settings.is_exclusive)
 
 
 def free_bytes(device: Device, holdings: Holdings) -> int:
-    """Return what of the device's memory nobody has; negative when it is promised more than once."""
+    """Return the bytes of the device that nobody has or is promised.
+
+    Negative when they are promised more than once, or other programs hold what was promised to models.
+    """
     taken = sum(each.bytes.get(device.index, 0) for each in holdings.values())
     return device.total_bytes - device.foreign_bytes - taken
 
@@ -179,7 +183,7 @@ def occupants(device: Device, holdings: Holdings) -> list[str]:
 
 
 def has_room(wanted: Need, device: Device, holdings: Holdings) -> bool:
-    """Tell whether the device can take a worker of the model beside what holds memory there."""
+    """Tell whether the device can take the worker beside the models that hold memory there."""
     if not wanted.may_have(device) or free_bytes(device, holdings) < wanted.bytes_on(device.index):
         return False
     there = occupants(device, holdings)

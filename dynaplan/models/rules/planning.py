@@ -66,7 +66,7 @@ def _unload_on_orders(draft: Draft, name: str, status: ModelStatus) -> None:
 
 
 def _check_sleeper(draft: Draft, name: str, status: ModelStatus) -> None:
-    """Stop a sleeper that kept its memory, and a load that lasts for too long and that nobody waits for."""
+    """Unload a sleeper that kept its memory, or a load that is late and that nobody waits for."""
     if status.state is ModelState.LOADING:
         late_s = status.since_s + draft.settings(name).load_timeout_s
         draft.plan_again_at(late_s)
@@ -82,13 +82,13 @@ def _check_sleeper(draft: Draft, name: str, status: ModelStatus) -> None:
 
 
 def _is_abandoned(draft: Draft, status: ModelStatus) -> bool:
-    """Tell whether nobody waits for the load any more; a further worker's requests are its model's."""
+    """Tell whether nobody waits for the model's load any more; never so for a further worker."""
     is_wanted = status.waiting or status.load_asked_s is not None or draft.settings(status.name).is_pinned
     return not is_wanted and not status.replica_of
 
 
 def _stop_what_does_not_fit(draft: Draft) -> None:
-    """Stop workers that start, the last first, while a GPU is given out more than once."""
+    """Stop workers that are starting, the last first, while a GPU's memory is given out more than once."""
     starting = [
         (name, each)
         for name, each in draft.statuses.items()
@@ -104,7 +104,7 @@ def _stop_what_does_not_fit(draft: Draft) -> None:
 
 
 def _refuse_failed_and_late(draft: Draft, name: str, status: ModelStatus) -> None:
-    """Refuse who waits for a failed model until it is tried again, and who has waited too long for any."""
+    """Refuse requests for a failed model until it is tried again, and those that waited too long for any."""
     if status.state is ModelState.FAILED and draft.now_s < status.retry_at_s:
         draft.plan_again_at(status.retry_at_s)
         wait_s = status.retry_at_s - draft.now_s

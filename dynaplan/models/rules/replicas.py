@@ -59,7 +59,11 @@ def wanted_workers(policy: ModelPolicy, requests: int, planned: int | None = Non
 def as_replica(
     status: ModelStatus, name: str, model: ModelStatus, is_wanted: bool, is_prefill: bool = False
 ) -> ModelStatus:
-    """Return a worker of the model as a further one; owner and requests ask for the model, not for it."""
+    """Return the status of a worker as a further one of the model.
+
+    Owner and requests ask for the model, not for it. One that ``is_wanted`` counts as busy while the model
+    is.
+    """
     return replace(
         status,
         name=name,
@@ -113,7 +117,7 @@ class _Pool:
         ]
 
     def pressure(self, draft: Draft, fewer: int = 0) -> float:
-        """Return the pool's pressure (rule 2 above) if ``fewer`` of its workers were removed."""
+        """Return the pool's pressure (rule 2 of the module) if it had ``fewer`` workers less."""
         left = len(self.serving(draft)) - fewer
         if self.is_prefill and left < 1:
             return inf
@@ -124,9 +128,9 @@ class _Pool:
 
 
 def add_replicas(draft: Draft) -> None:
-    """Start one further worker of each pool that wants one and for which there is room, or make it.
+    """Have each pool that wants more workers start one more, where there is room or it can be made.
 
-    What planners do not want any more leaves before.
+    Before that, further workers that planners do not want any more leave.
     """
     pools = list(_pools(draft))
     for pool in pools:
@@ -156,7 +160,7 @@ def _pools(draft: Draft) -> Iterable[_Pool]:
 
 
 def _may_grow(draft: Draft, pool: _Pool) -> bool:
-    """Tell whether the pool's model stays; prefill workers may come along with its first worker."""
+    """Tell whether the pool's model is there to stay; for prefill workers its first load suffices."""
     model = pool.model
     is_coming = model.state is ModelState.LOADING or model.name in draft.started
     is_there = model.state is ModelState.READY or (pool.is_prefill and is_coming)
@@ -198,7 +202,7 @@ def _add(draft: Draft, pool: _Pool) -> None:
 
 
 def _find_room(draft: Draft, pool: _Pool, wanted: Need, why: str) -> None:
-    """Start the further worker where there is room now and later; else hold room that comes, or make it."""
+    """Start the further worker where there is room; else hold room that will be free, or make it."""
     rooms = [each for each in draft.devices if has_room(wanted, each, draft.present)]
     choice = choose(wanted, rooms, draft.future, [])
     if choice is not None:
@@ -216,20 +220,20 @@ def _find_room(draft: Draft, pool: _Pool, wanted: Need, why: str) -> None:
 
 
 def _next_name(draft: Draft, pool: _Pool) -> str:
-    """Return the name of the further worker that has failed, else one that nobody has."""
+    """Return the name of the pool's next further worker: one that has failed, or that nobody has."""
     names = (replica_name(pool.name, number) for number in itertools.count(1 if pool.is_prefill else 2))
     known = draft.statuses
     return next(each for each in names if each not in known or known[each].state is ModelState.FAILED)
 
 
 def _is_kept_apart(draft: Draft, model: str) -> bool:
-    """Tell whether the owner's constraints keep the model from what is loaded, or will be."""
+    """Tell whether the owner's constraints forbid the model beside what is loaded, or will be."""
     loaded = {draft.model_of(each) for each in (*draft.present, *draft.future)} - {model}
     return bool(must_leave(draft.constraints, model, sorted(loaded), {}))
 
 
 def _displaceable(draft: Draft, pool: _Pool) -> list[str]:
-    """Return further workers that are worth less than another one of the pool: one of each pool at most."""
+    """Return further workers that their pools need less than this one, the least needed first: one a pool."""
     found = []
     for other in _pools(draft):
         further = [name for name in _further(draft) if other.has(draft.statuses[name])]

@@ -44,7 +44,7 @@ DEMAND_PAUSE_S = 60.0
 
 
 def max_swap_wait_s(settings: ModelPolicy, status: ModelStatus) -> float:
-    """Return for how long the model's requests wait at most for the turn of another to end.
+    """Return for how long the model's requests wait at most for the turn of another model to end.
 
     That leaves the time of a load before they are refused (``load_timeout_s``): else they would wait in vain.
     """
@@ -88,7 +88,7 @@ class Leave(IntEnum):
 class Tenure:
     """When a loaded model may be unloaded for another, and why not sooner.
 
-    ``until_s`` is when that reason ends, where it is known.
+    ``until_s`` is when that reason ends; infinity where it is not known.
     """
 
     leave: Leave
