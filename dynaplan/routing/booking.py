@@ -26,9 +26,10 @@ class WorkerBook:
     prefill_blocks: int = 0
 
     def candidate(self, instance_id: int, overlap_blocks: int, others: WorkerBook | None = None) -> Candidate:
-        """Return the worker as a choice; ``overlap_blocks`` of the new prompt are probably in its cache.
+        """Return the worker as the router chooses by it.
 
-        ``others`` is what other routers have there, if they report it.
+        ``overlap_blocks`` of the new prompt are cached there. ``others`` is the book that other routers have
+        of it, if they report it.
         """
         in_flight, active, prefill = self.in_flight, self.active_blocks, self.prefill_blocks
         if others:
@@ -97,7 +98,7 @@ NEARLY_ALIKE = 1e-6
 
 
 class AnswerPace:
-    """Estimates how far an answer is that comes whole, from the pace of earlier ones.
+    """Estimates how long an answer is that is sent whole, from the pace of earlier ones.
 
     Of a whole answer only its end is seen: the seconds t after which it came, its tokens n, and the blocks p
     of its prompt that the worker had to compute. Over recent answers the two costs of
@@ -125,7 +126,10 @@ class AnswerPace:
             self._nt = FADE * self._nt + tokens * seconds
 
     def estimate_tokens(self, blocks: int, seconds: float) -> int:
-        """Return the tokens that an answer with that many blocks to compute probably has; 0 if not known."""
+        """Return the tokens that an answer with so many blocks to compute has after ``seconds``.
+
+        0: not known.
+        """
         if not self._answers:
             return 0
         per_block_s, per_token_s = self._costs()

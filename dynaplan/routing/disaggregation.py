@@ -64,7 +64,10 @@ def place_prefill(
 def with_live_settings(
     settings: DisaggregationSettings, namespace: str, keys: Mapping[str, str]
 ) -> DisaggregationSettings:
-    """Return the settings with the keys' values; a missing key, or no whole number, changes nothing."""
+    """Return the settings with those set in the store's keys.
+
+    A missing one, or no whole number, changes nothing.
+    """
     prefix = live_settings_prefix(namespace)
     fields = {
         MAX_LOCAL_PREFILL_LENGTH: "max_local_prefill_length_tokens",
@@ -79,7 +82,7 @@ def with_live_settings(
 def route_prefill(
     workers: Iterable[int], overlaps: Mapping[int, int], waiting_blocks: Mapping[int, int]
 ) -> int | None:
-    """Return the prefill worker that a prompt is directed to; None for the one that asks first.
+    """Return the prefill worker that a prompt is directed to; None: it goes to whichever asks first.
 
     ``overlaps`` are by worker the blocks of the prompt that it has cached, ``waiting_blocks`` the ones that
     prompts directed there are yet to compute. A worker is worth the wait while what it has cached is more
@@ -101,5 +104,5 @@ class QueueReading:
     own: int = 0
 
     def estimate(self, own_now: int) -> int:
-        """Estimate the queue's depth: what others had in it at the last reading, plus what we have now."""
+        """Estimate the queue's depth: what others had in it at the last reading, plus ``own_now``."""
         return max(0, self.depth - self.own) + own_now

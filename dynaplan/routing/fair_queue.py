@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Key(Generic[T]):
-    """What is known of one key. ``running`` are its requests that have begun and not ended."""
+    """The turns and the work of one key. ``running`` are its requests that have begun and not ended."""
 
     weight: float
     counter: float = 0.0
@@ -83,7 +83,7 @@ class _Key(Generic[T]):
 
 @dataclass(frozen=True)
 class KeyTurns:
-    """What a person is told of a key: its requests, and its part of the work lately, 0 to 1."""
+    """What is shown of a key: its requests, and its share of the recent work, 0 to 1."""
 
     key: str
     waiting: int
@@ -103,7 +103,7 @@ class FairQueue(Generic[T]):
         self._last_counter = 0.0
 
     def join(self, name: str, weight: float, request: T, now_s: float) -> None:
-        """Let a request wait, behind those of the same key."""
+        """Add a waiting request, behind those of the same key."""
         key = self._keys.get(name)
         if key is None:
             key = self._keys[name] = _Key(weight)
@@ -118,9 +118,9 @@ class FairQueue(Generic[T]):
         key.waiting.append(request)
 
     def first(self) -> T | None:
-        """Return the request whose turn it is, if any waits.
+        """Return the request whose turn it is; None where none waits.
 
-        Of equal counters that of the key with the least in hand: who has just come was lifted to one.
+        Its key has the least counted work, or nothing running and hardly more.
         """
         if not self.waiting:
             return None
@@ -174,7 +174,7 @@ class FairQueue(Generic[T]):
         key.answer_tokens = kept * key.answer_tokens + (1 - kept) * answer_tokens
 
     def may_begin(self, name: str, free: int, places: int, now_s: float) -> bool:
-        """Tell whether the key may take one of the free places: those that are kept for others stay free."""
+        """Tell whether the key may take one of the ``free`` places; of all some are kept for absent keys."""
         if free <= 0:
             return False
         most_kept = int(places * KEPT_PART)
@@ -188,16 +188,16 @@ class FairQueue(Generic[T]):
         return free > min(kept, most_kept)
 
     def first_of(self, name: str) -> T | None:
-        """Return the request of a key that has waited for longest."""
+        """Return the key's oldest waiting request; None where none waits."""
         waiting = self._keys[name].waiting
         return waiting[0] if waiting else None
 
     def is_newcomer(self, name: str) -> bool:
-        """Tell whether the key has nothing in hand."""
+        """Tell whether none of the key's requests runs."""
         return not self._keys[name].running
 
     def forget(self, now_s: float) -> None:
-        """Forget keys that have long been away."""
+        """Forget keys that have had no request for long."""
         for name, each in list(self._keys.items()):
             if not each.waiting and not each.running and now_s - each.last_s > 10 * SHARE_S:
                 del self._keys[name]

@@ -41,7 +41,7 @@ SWEEP_BLOCKS = 4096
 
 
 class KvIndex:
-    """Blocks to workers. When there are too many blocks, the least recently stored ones go first.
+    """Which workers hold which blocks. Beyond ``max_blocks`` the least recently stored ones are dropped.
 
     Worker ids are any numbers, for example the ids of their leases.
     """
@@ -104,7 +104,7 @@ class KvIndex:
         self._last_events.pop(worker, None)
 
     def continue_after(self, worker: int, event_id: int) -> None:
-        """Note that the worker's blocks are those after its event with that number; -1: before the first."""
+        """Note that the next event of the worker is the one after that number; -1: its first, number 0."""
         self._bit(worker)
         self._last_events[worker] = event_id
 
@@ -133,7 +133,10 @@ class KvIndex:
         }
 
     def sweep(self, at_most: int = SWEEP_BLOCKS) -> bool:
-        """Clear bits that were given up out of some blocks; return False when nothing is left to clear."""
+        """Clear removed workers' marks from up to ``at_most`` blocks.
+
+        Return False when nothing is left to clear.
+        """
         if self._sweeping is None:
             if not self._given_up:
                 return False
@@ -154,7 +157,7 @@ class KvIndex:
         return self._sweeping is not None or bool(self._given_up)
 
     def _bit(self, worker: int) -> int:
-        """Return the worker's bit; a new worker gets the lowest one that no worker has or had lately."""
+        """Return the worker's bit; a new worker gets the lowest one that is not in use or yet to be swept."""
         bit = self._bits.get(worker)
         if bit is None:
             taken = self._given_up
@@ -178,7 +181,7 @@ MAX_WAITING_EVENTS = 4096
 
 @dataclass(slots=True, eq=False)
 class _Cache:
-    """The state of one worker's cache. ``ticket`` numbers the questions for snapshots; 0: none is open."""
+    """What is known of one worker's cache. ``ticket`` is the number of the open snapshot request; 0: none."""
 
     is_current: bool = False
     ticket: int = 0
@@ -186,7 +189,7 @@ class _Cache:
 
 
 class IndexSync:
-    """Follows workers' caches: which of them ``index`` knows whole, and which snapshots are to be asked for.
+    """Follows workers' caches: which of them the ``index`` has completely, and which snapshots it needs.
 
     It does no I/O: the caller asks ``missing_snapshots`` and ``request_snapshot``, and passes the answers to
     ``load_snapshot``. ``gaps`` counts the times when events of a worker were missing.
@@ -199,7 +202,7 @@ class IndexSync:
         self._tickets = 0
 
     def set_workers(self, workers: Iterable[int]) -> None:
-        """Set the workers: those that are missing are forgotten, new ones are added."""
+        """Set the workers: others are forgotten, with their blocks; new ones need a snapshot."""
         now = dict.fromkeys(workers)
         for worker in self._caches.keys() - now.keys():
             del self._caches[worker]
@@ -220,23 +223,26 @@ class IndexSync:
         return cache is not None and cache.is_current
 
     def missing_snapshots(self) -> list[int]:
-        """Return the workers whose snapshots are needed and not asked for."""
+        """Return the workers whose snapshots are needed and have not been asked for."""
         return [worker for worker, cache in self._caches.items() if not cache.is_current and not cache.ticket]
 
     def request_snapshot(self, worker: int) -> int:
-        """Note that the worker is asked for its snapshot; return the question's number."""
+        """Note that the worker is asked for its snapshot; return a ticket for ``load_snapshot``."""
         self._tickets += 1
         if cache := self._caches.get(worker):
             cache.ticket = self._tickets
         return self._tickets
 
     def is_requested(self, worker: int, ticket: int) -> bool:
-        """Return whether the answer to that request is still wanted."""
+        """Return whether the answer to the request with that ticket is still wanted."""
         cache = self._caches.get(worker)
         return cache is not None and cache.ticket == ticket
 
     def apply(self, event: KvEvent) -> None:
-        """Take one event over, or keep it for after the snapshot."""
+        """Apply an event of a known worker, or keep it until its snapshot is loaded.
+
+        One that is old is dropped.
+        """
         cache = self._caches.get(event.worker_id)
         if cache is None:
             return
@@ -303,14 +309,14 @@ _NEVER = float("-inf")
 
 
 class PrefixIndex:
-    """Remembers for each block hash and worker when it was sent there; drops the least recent first.
+    """Remembers when each block was last sent to each worker, to predict what their caches hold.
 
     Engines' evictions are not known here, so an entry expires, and the least recently used goes first.
     Source: the approximate mode of Dynamo's KV router (time to live 120 s, 2**20 blocks, pruned to 80 %).
 
-    A block is counted once for each worker that it was sent to. It is found by its hash with the bits of the
-    worker's mark turned over: one number is half as large as a pair. Of a prompt the end is dropped first,
-    because a beginning can be used without it and not the other way round.
+    A block is counted once for each worker that it was sent to. Its key is its hash, exclusive-or the
+    worker's mark: one number is half as large as a pair. Of a prompt the end is dropped first, because a
+    beginning can be used without it and not the other way round.
     """
 
     def __init__(
@@ -360,7 +366,7 @@ class PrefixIndex:
         self._marks.pop(worker, None)
 
     def _prune(self) -> None:
-        """Drop what is too many, and on the way to the target a slice more."""
+        """Drop the oldest entries beyond ``max_blocks``, and a slice more on the way to the target."""
         size = len(self._sent_s)
         too_many = size - self._max_blocks
         self._is_pruning = too_many > 0 or (self._is_pruning and size > self._target_blocks)

@@ -12,12 +12,12 @@ from dynaplan.contract.running_limits import RunningLimit
 
 
 def free_places(limit: RunningLimit, running: Sequence[int]) -> int:
-    """Return the requests that these workers may get, by the number that runs on each."""
+    """Return how many more requests these workers may get; ``running`` is the number on each."""
     return sum(max(0, limit.most - number) for number in running)
 
 
 def is_held_back(limit: RunningLimit, running: Sequence[int], waiting: int) -> bool:
-    """Tell whether a request waits, behind others that are ``waiting``, for a place at one of these workers.
+    """Tell whether a request has to wait for a place at one of these workers, behind ``waiting`` others.
 
     Not where there is a place for it, and not where waiting is in vain: until it has one, all that run beyond
     the limit have to end, and one request for each that waits before it.
