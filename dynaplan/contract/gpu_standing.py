@@ -28,7 +28,7 @@ SET_APART = "set_apart"
 
 @dataclass(frozen=True)
 class GpuStanding:
-    """How one GPU stands: ``is_apart``, so that no worker gets it, or in use again, or in use although ill.
+    """Whether a GPU is set apart (``is_apart``: no worker gets it), in use again, or in use although ill.
 
     ``why`` is the symptom in words, at ``since_unix_s``; ``by`` the person who has retired it. One with a
     ``retry_unix_s`` (0: none) is readmitted then, if the symptom has passed; ``times`` is how often it was
@@ -51,7 +51,7 @@ class GpuStanding:
         return f"retired by {self.by}" if self.by else f"set apart: {self.why}"
 
     def readmitted(self) -> GpuStanding:
-        """Return it after a person has readmitted the GPU: this very symptom does not count again."""
+        """Return the standing after a person readmitted the GPU: its present symptom does not count again."""
         accepted = tuple(dict.fromkeys(filter(None, (*self.accepted, self.symptom))))
         return replace(self, is_apart=False, accepted=accepted, by="", retry_unix_s=0.0, why="", symptom="")
 
