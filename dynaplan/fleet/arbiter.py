@@ -56,13 +56,16 @@ class _NoSignals:
 
 
 class _Controller(Controller):
-    """Takes commands; those of a person about processes of dynaplan are answered in its terms."""
+    """Takes circus' commands, and carries them out; ``answer`` says what becomes of a person's."""
 
     def _init_syshandler(self) -> None:
         self.sys_hdl = _NoSignals()  # type: ignore[assignment]
 
     def dispatch(self, job: tuple[bytes, bytes]) -> None:
-        """Have circus carry a command out; what it would get wrong is refused, or done here."""
+        """Carry a command out: by circus, but a person's as ``answer`` says.
+
+        A refused command is answered with an error; a worker to replace is named to the fleet plugin.
+        """
         client, text = job
         try:
             message = parse_object(text)
@@ -93,8 +96,8 @@ class ServeArbiter(Arbiter):
     """An arbiter on the running event loop; ``on_quit`` is awaited in place of circus' own stop.
 
     Workers of the services called ``listeners`` get the ``public_socket`` as their standard input. With
-    ``supervised_fleet`` a supervisor starts all processes. ``servers`` are the names of the watchers that it
-    begins with and that are no workers'.
+    ``supervised_fleet`` a supervisor starts all processes. ``servers`` are the names of the first watchers
+    but those of workers: the embedded servers, and the fleet plugin.
     """
 
     def __init__(
@@ -202,7 +205,7 @@ class ServeArbiter(Arbiter):
             self._supervised_fleet.reap()
 
     def manage_watchers(self) -> Any:
-        """circus' periodic check, left out when a command runs."""
+        """Run circus' periodic check of its watchers; skip it while a command is being carried out."""
         try:
             return super().manage_watchers()
         except ConflictError:
@@ -267,7 +270,10 @@ class CommandAnswer:
 def answer(
     command: str, properties: Mapping[str, Any], workers: Collection[str], servers: Collection[str] = ()
 ) -> CommandAnswer:
-    """Judge one command; ``workers`` and ``servers`` are the names of all watchers."""
+    """Return what becomes of a person's command.
+
+    ``workers`` and ``servers`` are the names of the workers' watchers, and of all others.
+    """
     command, pattern = command.lower(), properties.get("name")
     if not isinstance(pattern, str) or not pattern:
         words = _WHOLE_DEPLOYMENT.get(command)

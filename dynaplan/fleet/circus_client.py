@@ -38,8 +38,9 @@ CALL_TIMEOUT_S = 10.0
 class CircusClient:
     """A client of the arbiter at ``endpoint``; to be used within one event loop, then closed.
 
-    The arbiter carries out what the fleet plugin says to the letter; with ``sender`` A_PERSON it judges a
-    command as it does one of ``circusctl``: ``restart`` of a worker then is the fleet plugin's to carry out.
+    By default the arbiter carries commands out unchanged, as it has to for the fleet plugin. With ``sender``
+    A_PERSON it treats them as ``circusctl``'s: it refuses harmful ones, and lets the fleet plugin replace
+    a worker that is to be restarted.
     """
 
     def __init__(self, endpoint: str, sender: str = OURSELVES) -> None:
@@ -53,8 +54,8 @@ class CircusClient:
     async def call(self, command: str, **properties: Any) -> dict[str, Any]:
         """Send a circus command with its properties, and return the arbiter's answer.
 
-        Raises ArbiterBusy when there is none, or other commands kept it busy, until the deadline; raises
-        CommandRefused when the arbiter says no.
+        Raises ArbiterBusy when the arbiter has not answered within CALL_TIMEOUT_S, or other commands kept it
+        busy for so long, and CommandRefused when it refuses the command.
         """
         deadline_s = time.monotonic() + CALL_TIMEOUT_S
         async with self._one_at_a_time:
@@ -89,13 +90,13 @@ class CircusClient:
             raise ArbiterBusy(f"circus did not answer {command} within {CALL_TIMEOUT_S:g} s") from None
 
     async def add(self, name: str, cmd: str, args: list[str], options: dict[str, Any]) -> int:
-        """Add and start the watcher; the pid of its process, 0 when it could not be started."""
+        """Add and start the watcher; return the pid of its process, 0 when it could not be started."""
         answer = await self.call("add", name=name, cmd=cmd, args=args, start=True, options=options)
         # circus says ok even when nothing was started: only the list of pids shows it.
         return int(next(iter(answer.get("started", ())), 0))
 
     async def remove(self, name: str) -> None:
-        """Remove the watcher, at once when its process is gone; nothing happens when there is none."""
+        """Remove the watcher, at once when its process is gone; nothing happens when it is gone itself."""
         try:
             await self.call("rm", name=name)
         except CommandRefused:

@@ -123,14 +123,20 @@ def _state_dir() -> Path:
 
 
 def statefiles(namespace: str | None = None) -> list[Path]:
-    """Return the statefile of that namespace, or all that are there but dynaplan's own notes."""
+    """Return the path of that namespace's statefile, whether or not it exists; without one, all that exist.
+
+    Files whose names begin with a dot are dynaplan's own notes, and left out.
+    """
     if namespace:
         return [statefile_path(os.environ, namespace)]
     return [path for path in sorted(_state_dir().glob("*.json")) if not path.name.startswith(".")]
 
 
 def _remains(path: Path) -> str:
-    """Return what comes of a statefile that cannot be read, or has outlived its deployment; or nothing."""
+    """Return a sentence about a statefile that is unreadable, or whose deployment has died, and what helps.
+
+    Empty when there is no statefile, or one without an arbiter.
+    """
     try:
         document = StatefileStore(path).read()
     except StatefileCorrupt as error:

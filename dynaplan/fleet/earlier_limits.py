@@ -25,7 +25,10 @@ DRIVER_TIMEOUT_S = 5.0
 
 
 class EarlierLimits:
-    """``by_gpu`` has the watts of each GPU whose limit is ours now; one process at a time writes them."""
+    """The power limits, in watts, that GPUs had before dynaplan set its own: ``by_gpu``, kept in a file.
+
+    A GPU whose limit dynaplan has not changed is not in it. One process at a time writes the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -37,11 +40,11 @@ class EarlierLimits:
 
     @property
     def watts(self) -> dict[int, float]:
-        """The same by index."""
+        """The earlier limits by GPU index."""
         return {gpu.index: watts for gpu, watts in self.by_gpu.items()}
 
     def keep(self, by_gpu: Mapping[Gpu, float]) -> None:
-        """Write these down in place of all others; raises OSError."""
+        """Replace the earlier limits, in the file too, which is removed without any; raises OSError."""
         if by_gpu == self.by_gpu:
             return
         if by_gpu:
@@ -73,7 +76,10 @@ def _read(path: Path) -> dict[Gpu, float]:
 
 
 def set_back(statefile: Path) -> None:
-    """Set the power limits of before, if there are any; what the driver refuses, or holds up, is kept."""
+    """Set the GPUs' power limits back to the earlier ones, waiting DRIVER_TIMEOUT_S at most.
+
+    A limit that the driver refuses, or does not set in time, stays in the file.
+    """
     earlier = EarlierLimits.beside(statefile)
     if earlier.by_gpu:
         setting = threading.Thread(target=_set_back, args=(earlier,), daemon=True)

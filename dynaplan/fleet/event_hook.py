@@ -155,7 +155,7 @@ class EventHook:
 
     @property
     def _show(self) -> str:
-        """The program, or the host: the rest may hold a key."""
+        """Return the host of the hook's URL, or its command's program: arguments and paths may hold a key."""
         return urlsplit(self.target).hostname or shlex.split(self.target)[0]
 
     async def _run(self, kind: str, document: bytes) -> None:

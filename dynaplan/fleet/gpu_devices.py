@@ -219,7 +219,9 @@ def health_reader(
 
 
 def power_limits(gpus: Sequence[Gpu], directory: Path | None = None) -> PowerLimits:
-    """Return the power limits of these GPUs, real or simulated; both may block, and do not raise.
+    """Return the reader and setter of these GPUs' power limits, real or simulated; it may block.
+
+    Neither method raises.
 
     ``set`` returns why a limit was not set, empty when it was.
     """
@@ -229,7 +231,7 @@ def power_limits(gpus: Sequence[Gpu], directory: Path | None = None) -> PowerLim
 
 
 class NvmlPowerLimits:
-    """Those of real GPUs; NVML counts in milliwatts."""
+    """Reads and sets the power limits of real GPUs; NVML counts in milliwatts."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._gpus = {gpu.index: gpu for gpu in gpus}
@@ -263,7 +265,7 @@ class NvmlPowerLimits:
 
 
 class SimulatedPowerLimits:
-    """Those of simulated GPUs, in the files that stand for their driver."""
+    """Reads and sets the power limits of simulated GPUs, in the files that stand for their driver."""
 
     def __init__(self, gpus: Sequence[Gpu], directory: Path) -> None:
         self._indices = [gpu.index for gpu in gpus]

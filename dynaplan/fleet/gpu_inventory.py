@@ -45,8 +45,8 @@ def shows_gpus(
 ) -> bool:
     """Return whether a deployment's GPUs are shown; ``asked`` are services and the GPUs of a worker of each.
 
-    They are not where no worker has one. On a box without GPUs a real engine computes on the cores, and its
-    simulated GPUs only bound the number of workers.
+    False where no worker has a GPU, and where only real engines on a box without GPUs have (simulated) ones:
+    they compute on the cores, and the GPUs only bound the number of workers.
     """
     holders = [name for name, gpus in asked if gpus]
     if any(not gpu.is_simulated for gpu in inventory):

@@ -136,8 +136,8 @@ async def _connect_events(environ: Mapping[str, str]) -> EventPlane:
 def _with_host(environ: Mapping[str, str], host: str | None, *, has_token: bool) -> Mapping[str, str]:
     """Return the environment with the host by which programs of other hosts reach this one.
 
-    It is ``host``, else the variable's; empty where only this host does. Raises ConfigError for a host that
-    is no address of this machine, or that others could use without a token (``has_token``).
+    That is ``host``, else the variable's value; empty where only this host reaches it. Raises ConfigError for
+    a host that is no address of this machine, and for any without a token (``has_token``).
     """
     address = bind_advertised(environ.get(HOST_VARIABLE) if host is None else host, has_token=has_token)
     if address is None:

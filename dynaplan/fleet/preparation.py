@@ -447,7 +447,7 @@ def _environment(launch: Launch, servers: SharedServers, options: ServeOptions) 
 
 
 def _token(statefile: Path, file: Path | None) -> str:
-    """Return the token in the file, or that of this namespace on this host, or one for this time only."""
+    """Return the token in ``file``, else the one kept beside the statefile, else a new one, kept nowhere."""
     if file:
         return read_token(file)
     path = token_path(statefile)

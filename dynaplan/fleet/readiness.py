@@ -38,7 +38,7 @@ class RecordedWorkers:
         self._workers: tuple[Worker, ...] = ()
 
     def read(self) -> tuple[Worker, ...]:
-        """Return them; none while the statefile cannot be read: the plugin writes it at its next change."""
+        """Return the workers; empty while the statefile cannot be read, which the plugin then writes anew."""
         try:
             status = self._path.stat()
             version = (status.st_ino, status.st_mtime_ns)  # a new file with each change

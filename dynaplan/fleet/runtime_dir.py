@@ -92,7 +92,7 @@ def ensure_link(link: Path, target: Path) -> bool:
 
 
 def make_runtime_directory(directory: Path) -> None:
-    """Recreate it empty, mode 0700, inside a root that is this user's alone.
+    """Recreate the directory empty, mode 0700, in a parent that is this user's alone.
 
     Raises DeploymentError when somebody else could read or change what is in it. The caller holds the
     namespace's lock: what lies there is from a deployment that is dead.
@@ -106,7 +106,7 @@ def make_runtime_directory(directory: Path) -> None:
 
 
 def remove_runtime_directory(directory: Path) -> None:
-    """Remove it, and the directories above it that no other deployment uses."""
+    """Remove the directory, and the two above it if no other deployment uses them; raises nothing."""
     shutil.rmtree(directory, ignore_errors=True)
     with suppress(OSError):
         directory.parent.rmdir()
@@ -114,7 +114,10 @@ def remove_runtime_directory(directory: Path) -> None:
 
 
 def make_private_directory(directory: Path) -> None:
-    """Make it with mode 0700 unless it exists; DeploymentError when it is not this user's alone."""
+    """Make the directory, mode 0700, unless it exists.
+
+    Raises DeploymentError when it cannot be made, or is not this user's alone.
+    """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.lstat()
@@ -231,12 +234,12 @@ def scratch_directory(
     environ: Mapping[str, str],
     keep: Callable[[int], None] = lambda descriptor: None,
 ) -> Iterator[Path]:
-    """``/dev/shm/dynaplan-{uid}/{namespace}``, new and empty, until the end of the context.
+    """Yield a new, empty directory in memory, ``/dev/shm/dynaplan-{uid}/{namespace}``; removed at the end.
 
-    ``DYNAPLAN_MEMORY_DIR`` stands in for ``/dev/shm``.
-    With a number behind when a deployment of the same name, with another state directory, has that one.
-    ``keep`` is called with the descriptor whose lock makes it ours.
-    ``runtime_dir/scratch`` when there is no such memory, or somebody else has made our place in it.
+    ``DYNAPLAN_MEMORY_DIR`` replaces ``/dev/shm``. A number is appended where a deployment of the same
+    namespace, with another state directory, has that directory. ``keep`` is called with the descriptor of the
+    directory's lock. Where there is no such memory, or another user has made the directory, it is
+    ``runtime_dir/scratch``, without a lock.
     """
     memory = Path(environ.get("DYNAPLAN_MEMORY_DIR") or DEFAULT_MEMORY).absolute()
     root = memory / f"dynaplan-{os.getuid()}"
@@ -305,7 +308,10 @@ def _remove_abandoned(root: Path) -> None:
 
 
 def _locked(path: Path) -> int | None:
-    """Make it unless it exists, and lock it; None when somebody has it."""
+    """Make the directory unless it exists, and lock it; return the lock's descriptor.
+
+    None when another process has the lock, or has removed the directory meanwhile.
+    """
     if path.is_symlink() or path.is_file():
         path.unlink()
     path.mkdir(mode=0o700, exist_ok=True)

@@ -38,5 +38,5 @@ class ServiceManager:
             return
 
     async def notify_alive(self) -> None:
-        """Notify it that the event loop runs: what the manager's watchdog waits for."""
+        """Notify systemd that the event loop runs, as its watchdog expects."""
         self.notify(ALIVE)

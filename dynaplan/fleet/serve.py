@@ -66,8 +66,8 @@ SERVE_STILL_S = 60.0
 def serve(graph: GraphSpec, config: Config, options: ServeOptions, link: SupervisorLink | None = None) -> int:
     """Run the graph until SIGINT, SIGTERM or ``circusctl quit``; return the exit code, 130 when asked twice.
 
-    78, with ``exit_on_failure``, when no worker of a service can ever start. ``link`` leads to the
-    supervisor. Raises a UserError, and has started nothing, when something is in the way.
+    With ``exit_on_failure`` the exit code is 78 when no worker of a service can ever start. ``link`` leads to
+    the supervisor. Raises a UserError, and has started nothing, when something is in the way.
     """
     interruption = _begin()
     service_manager = ServiceManager.from_environ(os.environ)
@@ -313,8 +313,8 @@ def banner(launch: Launch, is_simulated: bool, store: str = "", page: str = "") 
 def page_line(launch: Launch, secret: str, *, is_private: bool) -> str:
     """Return the address of the web page; empty when no Frontend has it.
 
-    It holds the token where it ``is_private``: on a terminal. A file that the output goes to may be open to
-    others, so the command that prints the address stands there.
+    The address holds the page's token (``secret``). So it is returned only where the output ``is_private``, a
+    terminal's; otherwise, as for a file that others may read, the command that prints the address.
     """
     frontend = launch.graph.of_role(Role.FRONTEND)
     if not frontend or not secret or not launch.settings_of(frontend.name).get("page", True):
@@ -355,7 +355,10 @@ def _curl(launch: Launch) -> str:
 
 
 def _key(launch: Launch) -> str:
-    """Return the header for a service that asks for a key: the owner's, else anybody's of the file."""
+    """Return curl's option with a key, as a variable of the shell; empty where the Frontend asks for none.
+
+    ``DYNAPLAN_API_KEY`` is the owner's key, ``OPENAI_API_KEY`` one of the file ``api-keys``.
+    """
     frontend = launch.graph.of_role(Role.FRONTEND)
     has_file = frontend and launch.settings_of(frontend.name).get("api-keys")
     if not (launch.is_protected or has_file):

@@ -195,7 +195,10 @@ class ServerSpec:
     data: str = ""
 
     async def is_ready(self) -> bool:
-        """Tell whether it answers now, within ``PROBE_TIMEOUT_S``."""
+        """Tell whether the server answers within ``PROBE_TIMEOUT_S``.
+
+        The keeper of connections is not asked: it is ready when its socket is there.
+        """
         if self.name == KEEPER:
             return bool(self.socket and self.socket.is_socket())
         if self.socket:
@@ -443,7 +446,7 @@ def move_data_into_memory(server: ServerSpec, scratch_dir: Path) -> str:
 
 
 def move_all_into_memory(servers: Iterable[ServerSpec], scratch_dir: Path) -> list[str]:
-    """Do that for each server that has data; return the lines for the user."""
+    """Call ``move_data_into_memory`` for each server that has data; return the lines for the user."""
     lines = (move_data_into_memory(each, scratch_dir) for each in servers if each.data)
     return [line for line in lines if line]
 

@@ -123,7 +123,8 @@ class Shutdown:
     async def run(self, question: asyncio.Future[Any] | None = None) -> None:
         """Return when nothing is left, within the drain deadline and about two seconds.
 
-        The servers end last of all, and not before ``question`` is done: it is asked of them meanwhile.
+        The servers end last of all, after ``question`` is done, which needs their answers; it is not waited
+        for when the stop is requested a second time.
         """
         deadline_s = time.monotonic() + self.drain_timeout_s
         await self._end_plugin()
@@ -211,7 +212,7 @@ class Shutdown:
     def _left_of(self, strays: list[psutil.Process]) -> list[psutil.Process]:
         """Wait for killed processes; return the ones that do not end.
 
-        A supervisor reaps them: one that it holds stays a zombie until the end is noted here.
+        With a supervisor, which reaps them, its reports of their ends are read meanwhile.
         """
         if not self.link:
             return psutil.wait_procs(strays, timeout=AFTER_KILL_S)[1]
@@ -283,15 +284,16 @@ class StandardError(io.TextIOBase):
         return os.isatty(2)
 
     def write(self, text: str) -> int:
-        """Write it, if it is taken at once; return its length."""
+        """Write the text if it is taken at once, else drop it; return its length."""
         try_write(text, 2)
         return len(text)
 
 
 async def show_drain(urls: Sequence[str], timeout_s: float, line: ProgressLine | None = None) -> None:
-    """Show it until cancelled; ``urls`` are the processes that take requests, drained within ``timeout_s``.
+    """Show the number of requests in flight, and the time left, until cancelled.
 
-    Shows nothing while none of them answers.
+    ``urls`` are the addresses of the processes that take requests, ``timeout_s`` the time until the drain's
+    deadline. Shows nothing while no request is in flight.
     """
     deadline_s = time.monotonic() + timeout_s
     with line or ProgressLine(StandardError(), IN_FLIGHT_LINE_S) as shown:

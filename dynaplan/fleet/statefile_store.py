@@ -151,7 +151,7 @@ class NamespaceLock:
     """The right to run a namespace on this machine: held while ``serve`` lives, gone with its process.
 
     It is a file of its own, ``{namespace}.serve.lock``: ``{namespace}.lock`` is held for single writes
-    only, also by the original's tools, and its holder may not be waited for by the plugin.
+    only, also by Dynamo's tools, so the fleet plugin may not wait for a ``serve`` that holds it.
     """
 
     def __init__(self, path: Path, owner_pid: int = 0) -> None:
@@ -161,9 +161,9 @@ class NamespaceLock:
         self._fd: int | None = None
 
     def acquire(self) -> None:
-        """Take it; raises DeploymentError, naming the holder, or StatefileUnwritable without access.
+        """Take the lock; raises DeploymentError, naming the holder, or StatefileUnwritable without access.
 
-        While a holder that has ended is cleared up after it waits for that.
+        Where the holder has ended, and is still being cleared up after, it waits for that.
         """
         try:
             _make_private(self.path.parent)
@@ -214,7 +214,7 @@ class NamespaceLock:
             return 0
 
     def release(self) -> None:
-        """Give it back and remove its file; nothing happens when it is not held."""
+        """Give the lock back and remove its file; nothing happens when it is not held."""
         if self._fd is None:
             return
         self.path.unlink(missing_ok=True)

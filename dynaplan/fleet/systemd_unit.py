@@ -52,9 +52,9 @@ def unit(arguments: Sequence[str], params: Mapping[str, Any], directory: Path, u
 
 
 def fill_lines(template: str, values: Mapping[str, str | list[str]]) -> list[str]:
-    """Return the template's lines with the values in their places, at most one in a line.
+    """Return the template's lines with the values in their places, of which a line has at most one.
 
-    A line whose value is a list stands once for each item. No value is read as a template again.
+    A line whose value is a list is repeated for each item. Places in a value are not filled in.
     """
     filled: list[str] = []
     for line in template.splitlines():

@@ -176,7 +176,10 @@ class DirectoryWatch:
         return []
 
     def _directory(self) -> list[str]:
-        """Make the directory again, with new sockets, and servers with new data."""
+        """Make the directory again if it is gone, and kill the servers, which circus starts with new data.
+
+        If it is there, write its missing files again. Return the lines for the user.
+        """
         if self._identity == _identity(self._root):
             self._read_reload()
             for path, text in self._texts.items():
@@ -263,7 +266,10 @@ class ServerWatch:
         self._failed: set[int] = set()
 
     async def check(self) -> None:
-        """Check once: count the processes that have not answered, and set the data aside after three."""
+        """Check whether the server answers; after FAILED_STARTS processes that never did, make it startable.
+
+        A process that has answered once is not asked again.
+        """
         pid = next(iter(self._arbiter.get_watcher(self._watcher).processes), 0)
         if pid and pid == self._answered:
             return

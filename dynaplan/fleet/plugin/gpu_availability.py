@@ -129,7 +129,7 @@ class GpuMemory:
         self._holders: dict[int, set[str]] = {}
 
     async def run(self) -> None:
-        """Read for ever; at once when somebody waits for it."""
+        """Read the memory for ever, every MEMORY_POLL_S, and at once when a GPU waits to be read."""
         loop, is_over = asyncio.get_running_loop(), threading.Event()
 
         def poll() -> None:
@@ -181,9 +181,9 @@ class GpuMemory:
         self._wake.set()
 
     def shared_uses(self, fleet: Iterable[Worker]) -> dict[int, GpuUse | str]:
-        """Return the use of each GPU as several models share it, or why it is not known at this moment.
+        """Return the memory use of each GPU, for placing several models on it, or why it is not known now.
 
-        It is not while a worker has left the GPU since the last read.
+        It is not known after a worker has left the GPU until the memory has been read again.
         """
         now_s = self._clock.now_s()
         holders: dict[int, set[str]] = {gpu.index: set() for gpu in self._gpus}

@@ -30,10 +30,11 @@ DRIVER_TIMEOUT_S = 10.0
 
 
 class GpuWatch:
-    """``apart`` are the GPUs that no worker gets, with the reason, as of the last ``judge``.
+    """Watches the GPUs' health, and sets ill ones apart; ``apart`` is index -> why, as of the last ``judge``.
 
-    ``read`` blocks. The standings are in the store and in the statefile: a person may change them, and they
-    outlive this process. ``capped`` tells the GPUs whose power limit is ours: their low clock is no symptom.
+    ``read`` returns the health, and may block. Which GPUs are apart is kept in the store and the statefile:
+    a person may change it, and it outlives this process. ``capped`` returns the GPUs whose power dynaplan
+    has limited: their low clock is no symptom.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class GpuWatch:
         self.events: tuple[str, ...] = ()
 
     async def run(self, wake: asyncio.Event) -> None:
-        """Read the health for ever; wake the reconciler when it is another."""
+        """Read the health for ever; wake the reconciler when it has changed."""
         while True:
             readings = await self._reading.value(DRIVER_TIMEOUT_S)
             if readings != self._readings:

@@ -27,7 +27,10 @@ def read_host_memory(pids: Collection[int]) -> HostMemory:
 
 
 class HostMemoryPoll:
-    """The host's memory as it was read last. ``saved`` is where models save KV entries, if in memory."""
+    """The host's memory as it was read last.
+
+    ``saved`` is the directory in which models save KV entries; None where that takes no memory.
+    """
 
     def __init__(self, read: ReadHost, saved: Path | None = None) -> None:
         self._read_now = read
@@ -36,7 +39,10 @@ class HostMemoryPoll:
         self._known_s = -math.inf
 
     def read(self, pids: Collection[int], now_s: float) -> HostMemory:
-        """Return the memory; it is read again every HOST_POLL_S, and when other pids are asked for."""
+        """Return the host's memory, and that of these workers' processes.
+
+        It is read again when HOST_POLL_S have passed, and when the pids are others than in the last call.
+        """
         known = self._known
         if known is None or now_s - self._known_s >= HOST_POLL_S or set(pids) != known.resident_bytes.keys():
             known = self._known = replace(self._read_now(pids), saved_bytes=self._saved_bytes())
@@ -44,12 +50,15 @@ class HostMemoryPoll:
         return known
 
     def held_bytes(self, pid: int) -> int:
-        """Return what a worker that has just become ready holds; what was known is of its load."""
+        """Return the memory that a worker holds, read now; the next ``read`` reads anew, too.
+
+        For a worker that has just become ready: the last reading was taken while its model was loading.
+        """
         self._known_s = -math.inf
         return self._read_now([pid]).resident_bytes.get(pid, 0)
 
     def make_room(self, model: str, needed_bytes: int) -> int:
-        """Remove saved KV entries for a load that needs so much; return the bytes removed."""
+        """Remove saved KV entries as far as the model's load lacks memory; return the bytes removed."""
         if self._saved is None or not self._saved_bytes():
             return 0
         lacking_bytes = needed_bytes - self._read_now([]).available_bytes

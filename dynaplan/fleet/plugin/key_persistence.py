@@ -115,7 +115,7 @@ class KeyPersistence:
     def _expire(self, name: str, text: str) -> bool:
         """Delete expired holds or reservations, so that setting the clock back does not bring them back.
 
-        Return whether the clock has to be checked again.
+        Return whether entries are left that end by themselves, so that this has to be called again.
         """
         now_s = self._unix_time_s()
         try:

@@ -78,13 +78,17 @@ class ModelManager:
 
     @property
     def next_at_s(self) -> float:
-        """When the plan is due again, on the clock of the workers, if nothing happens before."""
+        """The monotonic time at which the plan is to be made again, if nothing happens before."""
         return self.state.last.plan.next_at_s
 
     def decide(
         self, launch: Launch, fleet: tuple[Worker, ...], gpus: SharedGpus, moment: Moment
     ) -> DesiredModels:
-        """Return the workers that models are to have now, and where new ones go; see to their memory."""
+        """Return the workers that models are to have now, and where new ones go.
+
+        On the way it removes saved KV entries for the models that need memory, and sends engines to sleep or
+        wakes them.
+        """
         if launch is not self._launch:  # reloaded
             self._launch, self.deployed = launch, deployed_models(launch, self._startup_times)
         if not self.deployed.models:
@@ -117,7 +121,10 @@ class ModelManager:
                 log.info("model %s: %s", each.model, each.sentence)
 
     def document(self, unwritable: str) -> dict[str, Any]:
-        """Return what is published of models; what was learnt of them is written down."""
+        """Return what is published of models, and write what was learnt of them into the statefile.
+
+        ``unwritable`` is why no load begins, or empty.
+        """
         found = reports(self.deployed, self.state, unwritable)
         if not found:
             return {}
@@ -152,7 +159,10 @@ class ModelManager:
         )
 
     def _read(self, name: str, text: str | None, parse: Callable[[str], T]) -> T:
-        """Return the value of a key, None: as the statefile has it; what cannot be read is taken as empty."""
+        """Return the parsed value of a key; where ``text`` is None, of the statefile's copy of the key.
+
+        What cannot be parsed is logged, and taken as empty.
+        """
         try:
             return parse(self._statefile.planner_keys.get(name, "") if text is None else text)
         except ValueError as error:

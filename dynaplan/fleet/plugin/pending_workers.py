@@ -25,7 +25,10 @@ GIGABYTES = re.compile(r"\d+ of \d+ GB")
 
 @dataclass
 class _Pending:
-    """A worker or service that waits: the reason without its gigabytes, and those that were reported."""
+    """A worker or service that waits: since when, why, and the reasons that were reported.
+
+    Reasons are without their gigabytes, which change all the time.
+    """
 
     since_s: float
     reason: str = ""
@@ -42,7 +45,8 @@ class PendingWorkers:
     def update(self, services: Mapping[str, str], workers: Mapping[str, str], now_s: float) -> list[str]:
         """Return the lines to report.
 
-        ``workers`` are name -> why the worker waits, ``services`` name -> why one more worker of it waits.
+        ``workers``: name of a worker -> why it waits; ``services``: name of a service -> why it gets no
+        further worker.
         """
         self.reasons = {**services, **workers}
         self._pending = {name: self._pending.get(name) or _Pending(now_s) for name in self.reasons}

@@ -77,7 +77,7 @@ async def open_fleet(launch: Launch, ports: FleetPorts, wake: asyncio.Event) -> 
 
 
 async def _present(statefile: Statefile, ports: FleetPorts) -> tuple[Worker, ...]:
-    """Return the workers as circus has them; what has ended is written down before it has answered."""
+    """Return the workers as circus has them; while circus does not answer, ends are still written down."""
     statefile.record_ends(ports.processes, ports.clock.now_s())
     asking = asyncio.create_task(
         present(statefile.workers, ports.circus, ports.processes), name="asks circus"

@@ -203,7 +203,10 @@ class Reconciler:
 
     @asynccontextmanager
     async def _observing_meanwhile(self) -> AsyncIterator[None]:
-        """Observe as often while circus is waited for: a command may take seconds, and many follow."""
+        """Go on observing the workers, every RESYNC_S, while the block waits for circus.
+
+        One command of circus may take seconds, and a pass may have many.
+        """
 
         async def observe() -> None:
             while True:
@@ -350,7 +353,7 @@ class Reconciler:
 
     @property
     def _counts(self) -> DesiredCounts | None:
-        """The decision to carry out; None until one is known, and always where others carry it out."""
+        """The decision to carry out; None until one is known, and where a program of the user's does that."""
         return None if self._is_carried_out_elsewhere else self._link.counts
 
     # -- record and publish ----------------------------------------------------------------------

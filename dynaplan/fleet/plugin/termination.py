@@ -125,7 +125,7 @@ class Termination:
         return exits
 
     def kill_hung(self, workers: Mapping[str, Worker]) -> None:
-        """Kill workers that answer no question any more; that is then a crash like any other."""
+        """Kill workers that no longer answer, and planners without heartbeats: they count as crashed then."""
         timeout_of = self._launch.health_timeout_of
         self._health.poll(suspects(workers, timeout_of))
         for worker in hung(workers, self._health.silent_s, timeout_of):

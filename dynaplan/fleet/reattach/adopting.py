@@ -103,9 +103,10 @@ def save_handover(prepared: Preparation, exits_on_failure: bool) -> None:
 def adopt_deployment(link: SupervisorLink, stack: ExitStack) -> tuple[Preparation, bool] | None:
     """Return the deployment that runs under the supervisor, and whether it is to end on a failure.
 
-    None when there is none: then nothing of it is left, either. Until this process is ``here``, ``stack``
-    must not be unwound: that would take away what a running deployment needs. Raises DeploymentError in a
-    version that takes over and cannot read what the one before has written: that one goes on then.
+    None when it cannot be adopted: then what is left of it has been ended. Until this process has told the
+    supervisor that it runs, ``stack`` must not be unwound: that would take away what a running deployment
+    needs. Raises DeploymentError in a new version that cannot read what the version before has written, which
+    then goes on.
     """
     check_own_package(os.environ, is_trial=link.is_trial)
     held = link.hello()

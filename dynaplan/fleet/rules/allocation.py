@@ -115,10 +115,10 @@ def worker_environment(
 ) -> dict[str, str]:
     """Return a worker's variables beyond those of ``serve``: ``ServiceArgs.envs``, its name, its GPUs.
 
-    A worker without GPUs gets no ``CUDA_VISIBLE_DEVICES``, as in the original; one that is in ``envs``
-    stands. ``visible`` are the GPUs that it has to see, where they are more than its own. ``DYNAPLAN_GPUS``
-    is its number of GPUs: ``2``, ``0.5``, ``0``; ``DYNAPLAN_MEMORY_FRACTION`` the part of their memory that
-    it was given, where models share them.
+    A worker without GPUs gets no ``CUDA_VISIBLE_DEVICES``, as in Dynamo; a ``CUDA_VISIBLE_DEVICES`` in
+    ``envs`` is never overwritten. ``visible`` are the GPUs that the worker has to see, where they are more
+    than its own. ``DYNAPLAN_GPUS`` is its number of GPUs: ``2``, ``0.5``, ``0``; where models share GPUs,
+    ``DYNAPLAN_MEMORY_FRACTION`` is the part of their memory that it was given.
     """
     environment = {
         **envs,

@@ -167,10 +167,10 @@ def judged(
     least_left: float,
     now_unix_s: float,
 ) -> GpuStandings:
-    """Return the standings after this look. ``usable`` are the GPUs that workers may have but for illness.
+    """Return which GPUs are set apart now, by the ``symptoms`` that were found, and by ``standings`` before.
 
-    No GPU is set apart where fewer than ``least_left`` would be left. A look that finds nothing new returns
-    what it was given.
+    ``usable`` are the GPUs that workers may have but for illness; none is set apart where fewer than
+    ``least_left`` of them would be left. Without any change ``standings`` itself is returned.
     """
     for index in sorted(symptoms.keys() | standings.by_gpu.keys()):
         before = standings.by_gpu.get(index, GpuStanding(is_apart=False, times=0))

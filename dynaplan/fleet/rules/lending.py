@@ -42,7 +42,7 @@ class LendableGpu:
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """What it costs to lend it: compare, and the least goes first."""
+        """The rank by which GPUs are chosen, the least first; only good for comparison."""
         if not self.workers:
             return FREE, 0, 0, -self.gpu.index
         if all(each.state is not WorkerState.READY for each in self.workers):
@@ -55,8 +55,8 @@ class LendableGpu:
 def choose_lent(gpus: Sequence[LendableGpu], number: int, least_bytes: int = 0) -> tuple[LendableGpu, ...]:
     """Return the GPUs that are lent to a program that asks for ``number``, each of ``least_bytes`` or more.
 
-    Raises CapacityError where there are too few now, with what is in the way of each, and ConfigError where
-    there never are.
+    Raises CapacityError, with what is in the way of each, where too few can be lent now, and ConfigError
+    where the box has too few of that size.
     """
     too_small = {each.gpu.index: _too_small(each.gpu, least_bytes) for each in gpus}
     large_enough = sum(not words for words in too_small.values())

@@ -42,7 +42,7 @@ class TimedEntries(Protocol):
     """Entries that users have written under one key, each with or without an expiry time."""
 
     def without_expired(self, now_s: float) -> Self:
-        """Return those that have not expired at ``now_s``, seconds since 1970-01-01 UTC."""
+        """Return the entries that have not expired at ``now_s``, seconds since 1970-01-01 UTC."""
         ...
 
     @property

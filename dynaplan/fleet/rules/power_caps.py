@@ -18,8 +18,9 @@ def capped(
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Return the limits to remember, and those to set now, in watts by GPU.
 
-    ``limits`` are those of now, ``before`` those that stood before ours. A cap below what the driver takes is
-    as low as it takes; a limit that is lower than the cap is nobody's to raise.
+    ``limits`` are the present ones; ``before`` are those that were set before dynaplan set its own. A cap
+    below the driver's least limit means that least. A limit is only ever lowered to the cap, or set back.
+    ``cap_watts`` None: no cap is in force, and the limits of before are set back.
     """
     remembered, wanted = dict[int, float](), dict[int, float]()
     for index, limit in limits.items():

@@ -135,8 +135,8 @@ def after_out_of_memory(worker: Worker, now_s: float) -> Worker:
 def after_process_ended(worker: Worker, now_s: float) -> Worker:
     """Return a worker whose main process has ended, until its exit code and its descendants' end are known.
 
-    It is not ready, has no address, and counts as STARTING until the caller calls ``after_exit``. Stable for
-    long enough, it has its restart count reset here, as it would there.
+    A ready one becomes STARTING, without an address, until the caller calls ``after_exit``; its restart count
+    is reset here if it was ready for ``stable_s``, since ``after_exit`` no longer sees that.
     """
     if worker.state is not WorkerState.READY:
         return replace(worker, url="") if worker.state is WorkerState.STARTING else worker

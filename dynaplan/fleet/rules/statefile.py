@@ -186,7 +186,7 @@ def _texts(found: Any) -> dict[str, str]:
 
 
 def inventory_of(document: Document) -> tuple[Gpu, ...]:
-    """Return the GPUs in the document; the original's has only indices, which serve as UUIDs."""
+    """Return the GPUs in the document; in one of Dynamo's, which has only indices, these serve as UUIDs."""
     resources = document.get("environment", {}).get("SYSTEM_RESOURCES", {})
     if "gpus" in resources:
         return tuple(
@@ -197,7 +197,7 @@ def inventory_of(document: Document) -> tuple[Gpu, ...]:
 
 
 def arbiter_of(document: Document) -> ProcessIdentity | None:
-    """Return the arbiter that runs the deployment; None in a document of the original, which has none."""
+    """Return the arbiter that runs the deployment; None in a document of Dynamo's, which names none."""
     arbiter = document.get("arbiter")
     if not arbiter:
         return None
@@ -359,13 +359,16 @@ def _worker(namespace: str, name: str, entry: Mapping[str, Any]) -> Worker:
 
 
 def _original_state(entry: Mapping[str, Any]) -> str:
-    """The original has no states: an entry is a worker that runs, unless GPUs and lease were taken away."""
+    """Return the state of an entry that Dynamo has written, which has no states.
+
+    READY, but STOPPED where its GPUs and its lease were taken away.
+    """
     is_emptied = "lease" in entry and entry["lease"] is None and not entry["resources"]
     return WorkerState.STOPPED.value if is_emptied else WorkerState.READY.value
 
 
 def _component(namespace: str, name: str, entry: Mapping[str, Any]) -> str:
-    """Return an entry's component: a field of ours, else from the original's command line or the name."""
+    """Return an entry's component: from dynaplan's field, else from Dynamo's command line or the name."""
     if "component" in entry:
         return str(entry["component"])
     if option := re.search(r"--service-name[ =](\S+)", entry["cmd"]):
