@@ -154,7 +154,7 @@ class Keeper:
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._hear(frontend))
 
     def _hear(self, frontend: FrontendChannel) -> None:
-        """Carry out all messages that have come."""
+        """Carry out all messages that the frontend has sent; forget it when it has ended."""
         while True:
             try:
                 message, descriptors, _, _ = socket.recv_fds(frontend.channel, MESSAGE_BYTES, 1)
@@ -209,7 +209,11 @@ class Keeper:
     def _take_over(
         self, frontend: FrontendChannel, memory: mmap.mmap, slot: int, connection: socket.socket
     ) -> None:
-        """Go on with a connection by the state that its slot says."""
+        """Take a dead frontend's connection over, by the state in its slot of the frontend's memory.
+
+        A request that waits for its answer is passed on to the next frontend; any other connection gets the
+        end of its stream or an error, and is closed.
+        """
         at = slot * SLOT_BYTES
         state, words, received = HEAD.unpack_from(memory, at)
         if state == WAITING and slot not in frontend.passed_on:
@@ -308,7 +312,7 @@ def _bound(function: Callable[[Passage], None], passage: Passage) -> Callable[[]
 
 
 def _exchange(passage: Passage, end: int) -> None:
-    """Send to that end what waits for it, and read what it has sent, as far as neither has to wait."""
+    """Send to that end the bytes that wait for it, and read what it has sent, as far as neither blocks."""
     connection = passage.ends[end]
     if connection is None:
         return
@@ -327,7 +331,10 @@ def _exchange(passage: Passage, end: int) -> None:
 
 
 def _address(ask: Callable[[], tuple[str, int]]) -> tuple[str, int]:
-    """Return host and port, the host in the form of IPv4 where it is one; empty of a broken socket."""
+    """Return the host and port that ``ask`` finds of a socket; ``("", 0)`` of a broken one.
+
+    An IPv4 address that an IPv6 socket has mapped is returned as IPv4.
+    """
     try:
         host, port, *_ = ask()
     except (OSError, ValueError):

@@ -24,9 +24,10 @@ BESIDE_THE_SHIM = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
 
 
 class ForegroundCommand:
-    """The command, which runs from now on; raises OSError where no process can be started.
+    """A command that is started at once, under a shim (``process/shim.py``), which ends all that it starts.
 
-    To be made in the main thread: the kernel ends the shim with the thread that started it.
+    Raises OSError where no process can be started. To be made in the main thread: the kernel ends the shim
+    with the thread that started it.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -35,11 +36,11 @@ class ForegroundCommand:
         self.identity: ProcessIdentity = process_table.identity_of(self._pid)
 
     async def wait(self, kill_after_hangup_s: float) -> int:
-        """Wait for the end of it and of all that it has started; return its exit code.
+        """Wait until the command, and all that it has started, has ended; return its exit code.
 
-        As a shell tells it: 128 and the number of the signal that has ended it. Signals to this process are
-        passed on meanwhile. When the terminal goes (SIGHUP) the command has ``kill_after_hangup_s`` to end,
-        unless that signal is ignored, as under nohup.
+        That is 128 plus the signal's number, as in a shell, where a signal has ended it. Signals to this
+        process are passed on meanwhile. After a SIGHUP, as when the terminal goes, the command is killed in
+        ``kill_after_hangup_s`` seconds, unless this process ignores that signal, as under nohup.
         """
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         descriptor = os.pidfd_open(self._pid)

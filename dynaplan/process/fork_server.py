@@ -70,16 +70,17 @@ class ForkServer:
         return not is_readable(self._process, 0.0)
 
     def can_become(self, argv: Sequence[str], environment: Mapping[str, str]) -> bool:
-        """Tell whether a fork of it would do for that command."""
+        """Tell whether a fork of the server can run that command, with that environment."""
         _, own, beginning, free = self.description
         differing = [name for name in {**own, **environment} if own.get(name) != environment.get(name)]
         is_known = list(argv[: len(beginning)]) == beginning
         return is_known and all(name.startswith(tuple(free)) for name in differing)
 
     def fork(self, text: int, streams: Sequence[int]) -> int:
-        """Return the pid of a new process, which is this one's child; 0 when there is none, and none follows.
+        """Return the pid of a new process, which is this one's child; 0 when the server is gone or too late.
 
-        ``text`` is a file with the marshalled command. OSError where the fork or its directory fails.
+        After a 0 no process of this call appears later. ``text`` is the descriptor of a file with the
+        marshalled command. Raises OSError where the fork, or a change to the command's directory, fails.
         """
         try:
             self._link.send(("fork",), (text, *streams))
@@ -97,7 +98,7 @@ class ForkServer:
         return 0 if is_late else int(number)
 
     def end(self) -> None:
-        """Kill it, and release it; processes that it has forked go on running."""
+        """Kill the fork server, and close its descriptors; processes that it has forked go on running."""
         self._kill()
         self._link.close()
         os.close(self._process)

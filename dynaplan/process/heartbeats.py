@@ -98,9 +98,10 @@ class HeartbeatFiles:
             os.close(descriptor)
 
     def beat(self, name: str, every_s: float) -> None:
-        """Beat: this process is alive, and beats again within ``every_s`` seconds; sooner counts once.
+        """Beat: this process is alive, and beats again within ``every_s`` seconds.
 
-        A directory that cannot be written is logged: a process that works must not end by saying so.
+        Nothing is written less than half of ``every_s`` after the last beat of that name. A file that cannot
+        be written is logged: a process that works must not end by saying so.
         """
         now_s = time.monotonic()
         if now_s - self._beaten_s.get(name, -every_s) < every_s / 2:

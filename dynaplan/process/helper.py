@@ -113,12 +113,15 @@ class HelperProcess:
 
     @property
     def can_be_asked(self) -> bool:
-        """False in the pause after an end, and once it is closed."""
+        """False in the pause before the next start of a helper that has ended, and once closed for good."""
         is_due = asyncio.get_running_loop().time() >= self._start_at_s
         return not self._is_closed and (self._process is not None or is_due)
 
     async def ask(self, question: Mapping[str, Any], payload: bytes = b"") -> Answer:
-        """Return the answer. Cancelled before all of the question was written, this kills the helper."""
+        """Return the answer; raises HelperFailed, or HelperTimeout when it took too long.
+
+        Starts the helper if need be. Cancelled before all of the question was written, it kills the helper.
+        """
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         async with self._writing:
             process = await self._started()
@@ -192,7 +195,7 @@ class HelperProcess:
             self._fail_waiting(self._failure or HelperFailed(f"its process ended with {code}"))
 
     def _set_timer(self) -> None:
-        """Bound the time for the next answer, or without a question the time of rest."""
+        """Set the timer that kills the helper: for the next answer or, without a question, for idling."""
         if self._timer:
             self._timer.cancel()
         loop, limits = asyncio.get_running_loop(), self._limits

@@ -34,7 +34,7 @@ class LogTail:
             window_bytes *= 4
 
     def new_lines(self) -> list[str]:
-        """Return the lines that were completed since the last reading, at first from the beginning on."""
+        """Return the lines that were completed since the last reading; the first time, all of the file's."""
         lines = self._read()
         try:
             is_rotated = self._path.stat().st_ino != os.fstat(self._file.fileno()).st_ino

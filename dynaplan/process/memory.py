@@ -18,7 +18,10 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def box_memory(cgroup: Path = CGROUP) -> BoxMemory:
-    """Return the memory in total, swap included, and the memory that is available now, in bytes."""
+    """Return the machine's memory, swap included, and what of it is available now, without swap.
+
+    A memory limit of the cgroup bounds both.
+    """
     import psutil  # much, for a process that only counts kills
 
     machine, swap = psutil.virtual_memory(), psutil.swap_memory()
@@ -45,9 +48,10 @@ GROUP, MACHINE = "this control group", "this machine"
 
 
 def oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> tuple[int, str]:
-    """Return the processes ended so far, and where: in our own cgroup (version 2), else on the machine.
+    """Return how many processes the out-of-memory killer has ended so far, and where they were counted.
 
-    0 where the kernel does not tell.
+    That is this process's own cgroup (version 2), else the machine. The number is 0 where the kernel does not
+    tell.
     """
     own = next((line[3:] for line in _lines(proc / "self/cgroup") if line.startswith("0::")), "")
     if own:

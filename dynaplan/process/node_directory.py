@@ -23,10 +23,10 @@ HINT = f"Set {NODE_VARIABLE} to a directory that all users of the GPUs share, mo
 
 
 def open_node_directory(path: Path) -> int:
-    """Return a descriptor of the directory of machine-wide locks (GPUs, ports), which is made if need be.
+    """Open the directory of machine-wide locks (GPUs, ports), made if need be; return its descriptor.
 
-    It is not inherited. Raises DeploymentError for a symbolic link and for a directory from which other users
-    may remove our files, OSError when it cannot be opened or made.
+    Children do not inherit the descriptor. Raises DeploymentError for a directory from which other users may
+    remove our files, OSError for a symbolic link and when it cannot be opened or made.
     """
     try:
         os.mkdir(path, 0o700)
@@ -44,10 +44,10 @@ def open_node_directory(path: Path) -> int:
 
 
 def try_lock(directory: int, name: str) -> int | None:
-    """A descriptor that holds the lock of that name; None when somebody else has it. Raises OSError.
+    """Take the lock of that name, a file that is made if need be; return the descriptor that holds it.
 
-    Made if need be. Not inherited unless the caller passes it on; then the lock is held until both have
-    closed it. What stands there and is no plain file counts as held by somebody else.
+    None when somebody else has the lock, or what has the name is no plain file. Raises OSError. A child gets
+    the descriptor only if the caller passes it on; then the lock is held until both have closed it.
     """
     while True:
         fd = _open_lock_file(directory, name)

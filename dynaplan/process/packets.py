@@ -68,7 +68,10 @@ class PacketSocket:
         self._send_queued(0)
 
     def receive(self, *, waits: bool = False) -> tuple[tuple[Any, ...], list[int]] | None:
-        """Return the next message with its descriptors; None when there is none yet, (END, []) at the end."""
+        """Return the next message with its descriptors; ``(END, [])`` when the other end is closed.
+
+        None when there is no message yet, unless the call ``waits`` for one.
+        """
         room = _socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
         try:
             data, ancillary, _, _ = self._socket.recvmsg(

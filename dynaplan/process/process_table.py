@@ -41,9 +41,9 @@ class _Stat(NamedTuple):
 
 
 def _stat(pid: int) -> _Stat | None:
-    """Read /proc/<pid>/stat. The command's name, in parentheses, may hold spaces and parentheses.
+    """Read /proc/<pid>/stat; None without such a process.
 
-    OSError where this process may open no file more: it does not know whether that one runs.
+    Raises OSError where this process may open no further file: then it cannot know whether the other runs.
     """
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
@@ -58,7 +58,7 @@ def _stat(pid: int) -> _Stat | None:
 def identify(pid: int) -> int | None:
     """Return the process's start, in clock ticks since boot; None without a process, or for a zombie.
 
-    OSError where this process may open no file more.
+    Raises OSError where this process may open no further file.
     """
     stat = _stat(pid) if pid > 0 else None
     return None if stat is None or stat.is_gone else stat.started_at

@@ -123,15 +123,16 @@ class ProgramLife:
         return end_s if is_running else min(end_s, self.start_at_s)
 
     def arrived(self, now_s: float, still_s: float = 0.0) -> None:
-        """The program says that all is as before; without a heartbeat for ``still_s`` it stands still."""
+        """Note that the program says that it runs; without a heartbeat for ``still_s`` it stands still."""
         self._move(ARRIVED)
         self._here_since_s, self.fallback_command = now_s, ()
         self._still_s, self._look_at_s, self._missed = still_s, now_s, 0
 
     def is_still(self, now_s: float, read_beat: Callable[[], int]) -> bool:
-        """Tell whether a program that is here does nothing any more (case 6); looks only when it is time.
+        """Tell whether a program that runs has missed its heartbeats (case 6 of this module).
 
-        ``read_beat`` returns a number that each beat changes, 0 where it cannot be read.
+        ``read_beat`` returns a number that each beat changes, 0 where it cannot be read. It is called only
+        when the next look is due; before that the answer is False.
         """
         if now_s < self.due_at_s(is_running=True) or self.is_awaited:
             return False
@@ -141,7 +142,11 @@ class ProgramLife:
         return self._missed >= STILL_CHECKS
 
     def ended(self, now_s: float, *, is_meant: bool, successor: Sequence[str] = ()) -> None:
-        """The program has ended; ``is_meant``: by itself, or by a signal to end."""
+        """Note that the program has ended, and choose what is started next, and when.
+
+        ``is_meant``: it ended by itself, or by a signal to end. ``successor`` is the command of the version
+        that takes its place; empty for none.
+        """
         before = self.state
         self._move(SUCCEEDED if successor else EXITED if is_meant else KILLED)
         if self.state == TRIAL:  # case 1
@@ -160,7 +165,11 @@ class ProgramLife:
             self.start_at_s = now_s + self._pause_s
 
     def start_failed(self, now_s: float) -> None:
-        """The program could not even be started: the one before, or the same after the longest pause."""
+        """Note that the program could not even be started.
+
+        A version on trial gives way to the one before it; any other program is tried again after the longest
+        pause.
+        """
         if self.is_on_trial:
             self.ended(now_s, is_meant=False)
         else:
@@ -168,7 +177,7 @@ class ProgramLife:
             self.start_at_s = now_s + self._pause_s
 
     def finish(self) -> None:
-        """Everything ends: by the grace, or because somebody has asked for it."""
+        """Note that everything ends: the grace is over, or somebody has asked for it."""
         self._move(FINISHED)
 
     def _move(self, event: str) -> None:

@@ -69,7 +69,7 @@ def is_shim(line: bytes) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Do one of the two steps; return an exit code."""
+    """Start the command under a shim, or, with ``--child``, supervise it as the shim; return an exit code."""
     if arguments[0] == "--child":
         return _supervise(int(arguments[1]))
     split = arguments.index("--")

@@ -22,8 +22,8 @@ _handlers_before: dict[signal.Signals, Any] = {}
 def on_signals(listener: Callable[[str], None]) -> Iterator[None]:
     """Call ``listener`` with the signal's name whenever SIGTERM or SIGINT arrives, inside the block.
 
-    What the process did with them before the first block it does again after the last one. Outside the main
-    thread, where Python takes no signals, the listener hears of none.
+    Blocks may overlap: each has its listener called. After the last block the handlers are set back to those
+    before the first. Outside the main thread, where Python takes no signals, the listener is never called.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

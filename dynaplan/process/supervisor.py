@@ -167,7 +167,10 @@ class Supervisor:
     # -- the program ------------------------------------------------------------------------------
 
     def _is_unresponsive(self) -> bool:
-        """Return whether a program that is to end is stopped, has had its time, or is to be killed."""
+        """Tell whether a program that was told to end has to be killed.
+
+        It is stopped by a signal, or out of time, or has been told more than twice.
+        """
         if not self._stop_signals or not self._program:
             return False
         is_late = time.monotonic() >= self._stop_by_s
@@ -400,7 +403,10 @@ class Supervisor:
         return start_session(argv, cwd, environment, streams)
 
     def _have_fork_server(self, text: int) -> None:
-        """Start the fork server that a file describes, unless it runs. Without one nothing is forked."""
+        """Start the fork server that the file ``text`` describes, unless that one runs; close the file.
+
+        Where it cannot be started commands are executed, not forked. One of another description is ended.
+        """
         try:
             description = read_marshalled(text)
             if self._fork_server and self._fork_server.description == description and self._fork_server.runs:
@@ -523,7 +529,7 @@ def remove(paths: Iterable[str]) -> None:
 
 
 def remove_marked(marked: Iterable[tuple[str, str]]) -> None:
-    """Remove each file that holds its text: it may be another's by now."""
+    """Remove each (path, text) whose file still contains the text: else it is another deployment's by now."""
     for path, text in marked:
         try:
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:

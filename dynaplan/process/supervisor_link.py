@@ -105,7 +105,10 @@ class SupervisorLink:
         self._socket.close()
 
     def hello(self) -> SupervisorState:
-        """Return what the supervisor has of a program before this one; descriptors are this process's own."""
+        """Return what the supervisor keeps of the programs before this one.
+
+        The descriptors are copies, which this process is to close.
+        """
         (_, children, names, away_s), descriptors = self._ask(("hello",))
         return SupervisorState(dict(children), dict(zip(names, descriptors, strict=True)), away_s)
 
@@ -175,7 +178,8 @@ class SupervisorLink:
         """Say that all is as before: from now on an exit of this program is the end of everything.
 
         ``successor`` is the file for the command of another program that is to take this one's place. This
-        one writes into the file ``heartbeat``; after ``still_s`` seconds without it is killed.
+        program writes its heartbeats into the file ``heartbeat``; it is killed when it has written none for
+        ``still_s`` seconds.
         """
         self._ask(("here", str(successor), str(heartbeat), still_s))
 

@@ -24,7 +24,7 @@ class HeldMemory:
 
 
 def held_memory(pids: Collection[int]) -> Mapping[int, HeldMemory]:
-    """Return the memory of each of these workers, by the pid that leads its tree of processes."""
+    """Return the memory of each worker's processes, by pid: the process of that pid and all below it."""
     parent_of = parents()
     return {pid: _sum({pid, *descendants(pid, parent_of)}) for pid in pids}
 
