@@ -63,7 +63,10 @@ MOST_FILES = 6
 def find_config_file(
     name: str, working_dir: Path, graph: Graph | None = None, *, beside: Sequence[Path] = ()
 ) -> Path:
-    """Find the file of ``-f NAME``: in the working directory, in ``beside``, or beside the graph's module."""
+    """Return the file of ``-f NAME``: in the working directory, in ``beside``, or beside the graph's module.
+
+    Raises ConfigError, with the nearest name, when it is in none of them.
+    """
     folders = [working_dir.resolve(), *beside]
     if graph is not None and graph.module_file is not None:
         folders.append(graph.module_file.parent)
@@ -258,7 +261,7 @@ def real_engine(service: Service[Any], values: Mapping[str, Any]) -> str:
 
 
 def _pass_to_engine(where: str, key: str, engine: str, options: Options) -> Iterator[str]:
-    """Yield a warning when an option that is passed on to the engine looks like a slip of a known one."""
+    """Yield a warning when an option that is passed on to the engine looks like a mistyped known one."""
     if not FLAG.fullmatch(key):
         raise ConfigError(f"{where}: not a name that an option of {engine} can have")
     near = get_close_matches(kebab(key).lower(), options, 1, cutoff=TYPO_SIMILARITY)

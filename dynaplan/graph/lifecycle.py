@@ -118,13 +118,13 @@ class Worker:
 
     @property
     def process(self) -> tuple[str, int]:
-        """The worker's process: the next one under that name has another pid."""
+        """The worker's name and pid, which tell its process from a later one of the same worker."""
         return self.name, self.pid
 
     def after(self, event: WorkerEvent, now_s: float, why: str = "") -> Worker:
         """Return the worker in the state that the event leads to.
 
-        Raises IllegalTransition, with its history, for an event that cannot meet it in this state.
+        Raises IllegalTransition, with the worker's history, for an event that its state does not allow.
         """
         why = why or event.value
         state = LIFECYCLE[self.state].get(event)

@@ -29,9 +29,9 @@ COMPAT_DIR = Path(__file__).resolve().parents[1] / "data" / "compat"
 
 
 def enable_compat(environ: Mapping[str, str]) -> None:
-    """Let the modules of the API that the environment names be imported; raises ConfigError for another one.
+    """Make the modules of the API that ``--compat`` has named importable, before an installed package's.
 
-    They come before an installed package of that name.
+    Nothing happens where the environment names none; raises ConfigError for an unknown one.
     """
     name = environ.get(COMPAT_VARIABLE, "")
     if name and name not in APIS:
@@ -41,7 +41,7 @@ def enable_compat(environ: Mapping[str, str]) -> None:
 
 
 def compat_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a Python program of its own that imports the original's modules."""
+    """Return the environment for a separate Python program that imports Dynamo's modules from dynaplan."""
     path = os.pathsep.join(filter(None, [str(COMPAT_DIR), environ.get("PYTHONPATH", "")]))
     return {**environ, COMPAT_VARIABLE: APIS[0], "PYTHONPATH": path}
 

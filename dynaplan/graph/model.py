@@ -73,7 +73,7 @@ class GraphSpec:
         return next((service for service in self.services if service.name == name), None)
 
     def of_role(self, role: Role) -> ServiceSpec | None:
-        """Return the service of that role; the services of several models are none of them."""
+        """Return the first service of that role that is not one of several models'; None without one."""
         return next((each for each in self.services if each.role is role and not each.model), None)
 
     @property
