@@ -30,7 +30,7 @@ class Discovery:
         await self._watcher.start()
 
     async def wait_failed(self) -> None:
-        """Raise the error that ended the watch, a fault of ours; without one it does not return."""
+        """Wait for the end of the watch that ``start`` began; raise the error, a bug, that ended it."""
         await self._watcher.wait_failed()
 
     def instances(self, component: str, endpoint: str = "generate") -> tuple[Instance, ...]:

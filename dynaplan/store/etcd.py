@@ -141,7 +141,7 @@ class EtcdWatch:
         self._store_identity = ""
 
     async def events(self) -> AsyncGenerator[WatchEvent]:
-        """A Snapshot, then every change, until the gateway is closed."""
+        """Yield a Snapshot, then every change, until the gateway is closed."""
         backoff = Backoff(WATCH_RETRY_MIN_S, WATCH_RETRY_MAX_S, jittered_sleep(self._gateway.closed))
         while not self._gateway.closed.is_set():
             try:

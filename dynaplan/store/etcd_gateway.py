@@ -62,7 +62,7 @@ class EtcdRefusal(PermanentError):
 
 
 class EtcdGateway:
-    """The client side of the gateway: one HTTP client per endpoint, tried in turn.
+    """A client of etcd's JSON gateway: one HTTP client per endpoint, tried in turn.
 
     A call that an endpoint certainly did not receive is retried at the next one at once; any other failure
     raises StoreUnavailable, and the next call starts at the next endpoint.

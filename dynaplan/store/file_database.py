@@ -135,7 +135,10 @@ class StoreDatabase:
         return tuple(sorted(items, key=lambda item: item.key))
 
     def changes(self, identity: str, position: int) -> Changes:
-        """Return what has changed since a position of the store with that identity."""
+        """Return what has changed since that position in the store's sequence of changes.
+
+        All keys instead where the store has another identity, or has forgotten changes since then.
+        """
         sql = self._connection()
         with _transaction(sql, "BEGIN"):
             now, last, forgotten, leases = sql.execute(
@@ -152,7 +155,10 @@ class StoreDatabase:
             return Changes(now, last, leases, events)
 
     def commit(self, transaction: Transaction) -> bool:
-        """Carry the transaction out; False when its expectation fails, PermanentError without its lease."""
+        """Carry the transaction out; False when its expectation fails.
+
+        Raises PermanentError when its lease does not exist.
+        """
         with self._writing() as sql:
             for key, revision in transaction.expected.items():
                 if self._revision_of(sql, key) != revision:
@@ -187,7 +193,7 @@ class StoreDatabase:
         return 0.0
 
     def disown(self, leases: Iterable[int]) -> None:
-        """Have leases live for their time, also when this process ends."""
+        """Let these leases live until their time is over, even when this process ends before."""
         with self._writing() as sql:
             for lease in leases:
                 self._set_owner(sql, lease, None)
@@ -286,7 +292,10 @@ class StoreDatabase:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """The right to write, in the database that is in place."""
+        """Yield the connection inside a write transaction, and report the commit if the block has written.
+
+        The block runs in the database that is at the path now: one replaced meanwhile is opened anew first.
+        """
         while True:
             sql = self._connection()
             before = sql.total_changes

@@ -73,7 +73,7 @@ class FileStore:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> FileStore:
-        """The store in ``DYN_FILE_KV``, or in ``dynamo_store_kv`` among the temporary files, as the original.
+        """The store in ``DYN_FILE_KV``, or, as in Dynamo, in ``dynamo_store_kv`` among the temporary files.
 
         Raises DeploymentError for a directory that others can reach or on a network file system, ConfigError
         for one of an earlier version.
@@ -172,7 +172,9 @@ class FileStore:
     async def call(self, what: Callable[[], T]) -> T:
         """Return the result of a method of the database, retried while another process writes.
 
-        Raises StoreUnavailable in time; a write may be carried out after that.
+        Raises StoreUnavailable when the database cannot be used, or is not done within FILE_CALL_TIMEOUT_S: a
+        write may still be carried out after that. Raises PermanentError for a key or value that is no text,
+        and, until the database was opened once, DeploymentError for a directory that is not safe.
         """
         try:
             async with asyncio.timeout(FILE_CALL_TIMEOUT_S):
@@ -276,7 +278,7 @@ class FileWatcher:
             log.debug("a watch begins with what is known: %s", error)
 
     async def close(self) -> None:
-        """Stop feeding the hub."""
+        """Stop reading the store's changes; watches get no more, and new ones wait."""
         self._hub.invalidate()
         await self._tasks.cancel()
 

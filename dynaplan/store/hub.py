@@ -21,7 +21,7 @@ from dynaplan.store.model import Deleted, KeyValue, Put, Snapshot, WatchEvent
 
 @dataclass(eq=False)
 class _Watch:
-    """One watch. Its Snapshot must not be older than the version ``since`` of the mirror."""
+    """One watch. Its Snapshot must not be older than ``since``, a version of the hub's mirror."""
 
     prefix: str
     since: int
@@ -30,9 +30,10 @@ class _Watch:
 
 
 class WatchHub:
-    """The mirror, ``items``, at a ``version`` that only the store interprets, and its watches.
+    """A mirror of a store's keys (``items``), and the watches that are fed from it.
 
-    Unless ``has_synced`` the mirror is incomplete, and watches wait for it.
+    ``version`` says how new the mirror is, as a number of the store's own. Until ``has_synced`` is True the
+    mirror is incomplete, and watches wait.
     """
 
     def __init__(self, *, has_synced: bool = False) -> None:
@@ -47,7 +48,10 @@ class WatchHub:
         return tuple(self.items[key] for key in sorted(self.items) if key.startswith(prefix))
 
     async def watch(self, prefix: str, since: int = 0) -> AsyncGenerator[WatchEvent]:
-        """Yield a Snapshot that is not older than the version ``since``, then every change, until the end."""
+        """Yield a Snapshot that is not older than the version ``since``, then every change, until ``close``.
+
+        Raises the error that ``fail`` was called with.
+        """
         if self.is_closed:
             return
         watch = _Watch(prefix, since)
@@ -71,7 +75,7 @@ class WatchHub:
             self._start(watch)
 
     def update(self, items: Mapping[str, KeyValue]) -> None:
-        """Make the mirror these keys; the differences are the changes."""
+        """Set the mirror to exactly these keys; watches get the differences as changes."""
         if not self.has_synced:
             self.replace(items.values())
             return

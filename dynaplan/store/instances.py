@@ -187,12 +187,12 @@ _HEXADECIMAL = frozenset("0123456789abcdef")
 
 @dataclass(frozen=True)
 class InstanceKeys:
-    """Keys ``v1/NAMESPACE/NAME/INSTANCE``: a mark that instances may have, such as asleep."""
+    """The keys ``v1/NAMESPACE/NAME/INSTANCE`` that mark instances: those of the name ``asleep`` sleep."""
 
     name: str
 
     def prefix(self, namespace: str) -> str:
-        """Return the prefix of all of them in a namespace."""
+        """Return the prefix of these keys in a namespace."""
         return f"v1/{namespace}/{self.name}/"
 
     def key(self, namespace: str, instance_id: int) -> str:

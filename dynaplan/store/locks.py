@@ -158,14 +158,17 @@ class Locks:
         return None if await self._store.get(keys.writer) else await self._try_acquire(keys, is_writer=False)
 
     async def write_lock_with_wait(self, prefix: str, timeout_s: float | None = None) -> HeldLock:
-        """Return the write lock when it is free; new readers are kept out as soon as no other writes.
+        """Wait for the write lock and return it; new readers are kept out once no other process writes.
 
-        Raises LockNotFree when it is not free in time.
+        Raises LockNotFree when it is not free within ``timeout_s`` seconds (None: waits without end).
         """
         return await self._wait(LockKeys(prefix), is_writer=True, timeout_s=timeout_s)
 
     async def read_lock_with_wait(self, prefix: str, timeout_s: float | None = None) -> HeldLock:
-        """Return a read lock when nobody writes, or waits to; raises LockNotFree when that is not in time."""
+        """Wait until nobody writes or waits to, and return a read lock.
+
+        Raises LockNotFree when that is not so within ``timeout_s`` seconds (None: waits without end).
+        """
         return await self._wait(LockKeys(prefix), is_writer=False, timeout_s=timeout_s)
 
     async def _wait(self, keys: LockKeys, *, is_writer: bool, timeout_s: float | None) -> HeldLock:
@@ -217,9 +220,10 @@ class Locks:
     async def _try_acquire(
         self, keys: LockKeys, changed: asyncio.Event | None = None, *, is_writer: bool
     ) -> HeldLock | None:
-        """Create the own key, and check for others' afterwards; None, and it is gone, when there are any.
+        """Create the own key, then check for keys of others that are in the way; return the lock if none is.
 
-        With ``changed`` a writer keeps its key meanwhile, and waits until the readers have gone.
+        Else the own key is removed, and None returned. With ``changed``, which is set at each change of the
+        keys, a writer first waits, keeping its key, until the readers have gone.
         """
         lease = await RenewedLease.grant(self._store, self._clock, self._ttl_s)
         key = keys.writer if is_writer else f"{keys.readers}{lease.number:x}"

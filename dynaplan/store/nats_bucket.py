@@ -179,7 +179,10 @@ class BucketMessage:
     headers: dict[str, str] = field(default_factory=dict)
 
     def expecting_last(self, sequence: int) -> BucketMessage:
-        """Return it such that it is refused unless the name's last message is this one; 0: there is none."""
+        """Return a copy that JetStream rejects unless ``sequence`` is the last one under its own name.
+
+        0 stands for a name without a message.
+        """
         return replace(self, headers={**self.headers, EXPECTED: str(sequence)})
 
     def expecting_last_on(self, subject: str, sequence: int) -> BucketMessage:

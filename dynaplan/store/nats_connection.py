@@ -74,7 +74,7 @@ class NatsConnection:
 
     @classmethod
     async def from_environment(cls, environ: Mapping[str, str], max_reconnects: int = UNLIMITED) -> Self:
-        """Connected to ``NATS_SERVER``, with ``NATS_AUTH_TOKEN`` or ``NATS_AUTH_USERNAME`` and ``_PASSWORD``.
+        """Connect to ``NATS_SERVER``, with ``NATS_AUTH_TOKEN`` or ``NATS_AUTH_USERNAME`` and ``_PASSWORD``.
 
         Raises QueueUnavailable when it cannot be reached within five seconds, PermanentError when it does
         not let us in.
@@ -154,7 +154,7 @@ class NatsConnection:
         return number
 
     def unsubscribe_soon(self, number: int) -> None:
-        """End a subscription in the background: who is cancelled may be cancelled again while it waits."""
+        """End a subscription in the background; a cancelled caller's wait could be cancelled once more."""
         self._tasks.spawn(self.unsubscribe(number))
 
     async def unsubscribe(self, number: int) -> None:
@@ -199,7 +199,10 @@ class NatsConnection:
         return is_up and not self._lost.is_set() and not self._is_closed
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after every later connect: what the old server promised is void. Return its end."""
+        """Call back after every later connect, as a new server knows nothing of what the old one promised.
+
+        Return the function that ends it.
+        """
         self._on_reconnect.append(callback)
         return lambda: self._on_reconnect.remove(callback)
 

@@ -102,7 +102,7 @@ class PrefixWatcher(Generic[V]):
             self._task.result()
 
     async def wait_failed(self) -> None:
-        """Raise the error that ended the watch, a fault of ours; without one it does not return."""
+        """Wait for the end of the watch that ``start`` began; raise the error, a bug, that ended it."""
         if self._task:
             await asyncio.shield(self._task)
 

@@ -179,7 +179,7 @@ class Registration:
         log.info("registered as %x: %s", self._lease, ", ".join(self._keys))
 
     def _build_keys(self) -> None:
-        """Have the instances of the lease that is there now named, and with them their keys."""
+        """Set the keys and values to register, in both layouts, for the instances of the present lease."""
         self._keys, self._dynamo_keys = {}, {}
         for instance in self._instances(self._lease):
             self._keys[instance.key] = instance.to_json()
