@@ -83,14 +83,20 @@ class UsualTime:
 
 
 def deadline_s(arrived_s: float, target_ms: float, rest: UsualTime) -> float:
-    """Return the moment by which a prompt is to be handed over; ``rest`` is from there to the first token."""
+    """Return the time by which a prompt is to be computed and handed to the decode worker.
+
+    ``rest`` is the usual time from then to the first token, ``target_ms`` the TTFT that is promised.
+    """
     target_s = target_ms / 1000
     return arrived_s + target_s - min(rest.usual_s, target_s * MAX_REST_SHARE)
 
 
 @dataclass(frozen=True)
 class DispatchRule:
-    """Chooses the next prompt of the queue, as this module's page says. All times are of one clock, in s."""
+    """The rule by which the next prompt of the queue is chosen: in time by deadline, late ones by turns.
+
+    All times are seconds on one clock.
+    """
 
     late_wait_s: float
 

@@ -32,8 +32,8 @@ LATE_LANE = "late"
 class DispatchedQueue:
     """Gives one worker its next piece of work. Without deadlines it is the shared queue, and nothing else.
 
-    ``open_late`` opens the lane of late prompts, which is not read before a prompt has a deadline.
-    The caller reports to ``computed`` how long each prompt took.
+    ``open_late`` opens the lane, a queue beside the shared one, of prompts that would miss their deadline; it
+    is not read before a prompt has a deadline. The caller reports to ``computed`` how long each prompt took.
     """
 
     def __init__(
@@ -116,12 +116,15 @@ class DispatchedQueue:
             await item.ack()
 
     async def _move(self, item: WorkItem, late: WorkQueue) -> None:
-        """Put the work into the lane before it leaves its place: a crash in between computes it twice."""
+        """Put the work into the lane of late prompts, then acknowledge it where it was taken from.
+
+        A crash in between leaves it in both: it is computed twice, and not lost.
+        """
         await late.put(item.payload)
         await item.ack()
 
     async def _keep_one(self, late: WorkQueue) -> None:
-        """Keep the oldest late prompt in hand, until it is released; then the next."""
+        """Hold the oldest late prompt until ``get`` returns it, then take the next one, until cancelled."""
         while True:
             await self._is_free.wait()
             try:

@@ -58,7 +58,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks of one group of layers whose places were needed."""
+    """Blocks, of one group of layers, that the engine has evicted from its cache."""
 
     hashes: tuple[EngineHash, ...]
     group: int = 0

@@ -222,7 +222,7 @@ class JetStreamQueue:
         await remove_damaged_stream(client.jsm(), self.stream, why)
 
     async def _ensure_work_queue(self, client: Client) -> bool:
-        """Make the stream; False when one is in use that keeps what is acknowledged (the original's)."""
+        """Make the stream; False when Dynamo's own is in use, which keeps work that is acknowledged."""
         from nats.js.api import RetentionPolicy, StreamConfig
         from nats.js.errors import NotFoundError
 
@@ -275,7 +275,7 @@ class PullRequests:
 
     @property
     def is_open(self) -> bool:
-        """True once answers are listened for."""
+        """True once ``open`` has subscribed to the inbox of answers."""
         return bool(self._inbox)
 
     async def open(self) -> None:
@@ -368,5 +368,8 @@ class NatsMessenger(NatsConnection):
         await self.add_subscription(subject, handle)
 
     async def queue(self, stream: str, taker: str = "") -> WorkQueue:
-        """The durable work queue of that stream, or the lane of a taker; made, or made ours, when need be."""
+        """Return the durable work queue of that stream, or a taker's lane in it; made when missing.
+
+        A stream of that name with other settings is replaced if it is empty, and used as it is if not.
+        """
         return await JetStreamQueue.open(self, stream, taker)

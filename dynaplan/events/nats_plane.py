@@ -55,7 +55,10 @@ class NatsEventPlane:
         max_reconnects: int = UNLIMITED,
         ack_wait_s: float = EVENT_ACK_WAIT_S,
     ) -> NatsEventPlane:
-        """Connected as ``NatsConnection.from_environment`` does; raises what that raises, and ConfigError."""
+        """Return an event plane on a connection from ``NatsConnection.from_environment``.
+
+        Raises its errors, and ConfigError for a wrong setting of events.
+        """
         age_s = max_age_s(environ)
         connection = await NatsConnection.from_environment(environ, max_reconnects)
         return cls(connection, wire or PlainFormat(), age_s, ack_wait_s)

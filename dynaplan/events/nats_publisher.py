@@ -58,9 +58,9 @@ class Outgoing:
 
 @dataclass
 class Outbox:
-    """Messages that wait to be sent, in order: at most ``most`` of at most ``most_bytes`` together.
+    """Messages that wait to be sent, in order: at most ``most`` messages, and ``most_bytes`` in all.
 
-    Beyond that the oldest are dropped; ``dropped`` counts what was lost. ``filled`` is set with each message.
+    Beyond either the oldest are dropped; ``dropped`` counts these. ``filled`` is set with each message.
     """
 
     most: int = MAX_OUTBOX_EVENTS

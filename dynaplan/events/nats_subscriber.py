@@ -288,7 +288,10 @@ class Sequences:
         self._next: dict[int, int] = {}
 
     def missed(self, publisher: int, sequence: int) -> int | None:
-        """Note an event; return the number of events missed before it, or None when it was had already."""
+        """Note an event; return how many of its publisher's were missed before it.
+
+        None when this event, or a later one of the publisher, was noted already.
+        """
         expected = self._next.pop(publisher, 0)
         self._next[publisher] = max(expected, sequence + 1)
         if len(self._next) > self._most:

@@ -23,8 +23,8 @@ from dynaplan.util.documents import (
 def prefill_stream(namespace: str, component: str = "") -> str:
     """Return the JetStream stream of a prefill queue; its subject is ``{stream}.queue``.
 
-    A namespace has one, under the original's name. Where it has several models, each has a queue of its own:
-    that of the ``component`` of its prefill workers.
+    A namespace has one, under the name that Dynamo gives it. Where it has several models, each has a queue of
+    its own, named after the ``component`` of its prefill workers.
     """
     queue = f"{namespace}_prefill_queue" + (f"_{component}" if component else "")
     return queue.replace("/", "_").replace("\\", "_")
@@ -38,7 +38,7 @@ def is_subject(text: str) -> bool:
 
 @dataclass(frozen=True)
 class RemotePrefillRequest:
-    """One prefill to compute. The first six fields are the original's (Dynamo 0.3.2).
+    """One prefill to compute. The first six fields are those of Dynamo 0.3.2.
 
     ``path`` and ``body`` are the OpenAI request as the client sent it, for engines that take text;
     ``reply_to`` is the NATS subject the answer goes to. Times are seconds since 1970, 0 where the queue is

@@ -115,7 +115,7 @@ class DynamoFormat:
         return f"{scope}.{TOPICS.get(subject.event, subject.event)}"
 
     def patterns(self, pattern: str) -> tuple[str, ...]:
-        """Return the original's subjects with an endpoint and without."""
+        """Return Dynamo's patterns for subjects with an endpoint, and for those without."""
         parts = pattern.split(".")
         if parts[-1] == ">":
             parts = parts[:-1] + ["*"] * (PARTS - len(parts) + 1)
