@@ -30,7 +30,10 @@ def bytes_of(text: str) -> int | None:
 
 
 def unit_missing(size_bytes: int) -> str:
-    """Return what a number that is no amount of memory can only mean: 20 is 20GB; empty for an amount."""
+    """Return the amount that was meant by a number of bytes too small for one: ``20GB`` for 20.
+
+    Empty for a number that is large enough.
+    """
     if size_bytes >= FEWEST_BYTES:
         return ""
     return f"{size_bytes}GB" if size_bytes <= MOST_GB else f"{size_bytes}MB"

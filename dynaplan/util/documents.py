@@ -45,7 +45,10 @@ def whole_number(text: str) -> int | None:
 
 
 def text_field(document: Mapping[str, Any], name: str, otherwise: str | None = None) -> str:
-    """The text under ``name``; ``otherwise`` when there is nothing, unless that is None."""
+    """Return the text under ``name``; ``otherwise``, unless that is None, when the key is missing.
+
+    Raises ValueError for any other value, as do all functions here that read a field.
+    """
     value = document.get(name, otherwise)
     if not isinstance(value, str):
         raise _unexpected(name, value, "a text")
@@ -53,7 +56,7 @@ def text_field(document: Mapping[str, Any], name: str, otherwise: str | None = N
 
 
 def whole_field(document: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
-    """The whole number from 0 to 2**63 - 1 under ``name``; ``otherwise`` when there is nothing."""
+    """Return the whole number from 0 to 2**63 - 1 under ``name``, as ``text_field`` does the text."""
     value = document.get(name, otherwise)
     if type(value) is not int or not 0 <= value <= MAX_WHOLE:
         raise _unexpected(name, value, "a whole number, at least 0")
@@ -61,7 +64,7 @@ def whole_field(document: Mapping[str, Any], name: str, otherwise: int | None = 
 
 
 def number_field(document: Mapping[str, Any], name: str, otherwise: float | None = None) -> float:
-    """The finite number under ``name``; ``otherwise`` when there is nothing."""
+    """Return the finite number under ``name``, as ``text_field`` does the text."""
     value = document.get(name, otherwise)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _unexpected(name, value, "a number")
@@ -75,7 +78,7 @@ def number_field(document: Mapping[str, Any], name: str, otherwise: float | None
 
 
 def flag_field(document: Mapping[str, Any], name: str, otherwise: bool | None = None) -> bool:
-    """The truth value under ``name``; ``otherwise`` when there is nothing."""
+    """Return the truth value under ``name``, as ``text_field`` does the text."""
     value = document.get(name, otherwise)
     if not isinstance(value, bool):
         raise _unexpected(name, value, "true or false")
@@ -85,7 +88,7 @@ def flag_field(document: Mapping[str, Any], name: str, otherwise: bool | None = 
 def object_field(
     document: Mapping[str, Any], name: str, otherwise: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any]:
-    """The JSON object under ``name``; ``otherwise`` when there is nothing."""
+    """Return the JSON object under ``name``, as ``text_field`` does the text."""
     value = document.get(name, otherwise)
     if not isinstance(value, dict):
         raise _unexpected(name, value, "a JSON object")
@@ -93,7 +96,10 @@ def object_field(
 
 
 def whole_list_field(document: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """The whole numbers in the list under ``name``; empty when there is nothing."""
+    """Return the whole numbers in the list under ``name``; empty when the key is missing.
+
+    Raises ValueError for any other value.
+    """
     value = document.get(name, [])
     if not isinstance(value, list) or any(type(item) is not int for item in value):
         raise _unexpected(name, value, "a list of whole numbers")

@@ -17,9 +17,10 @@ from typing import BinaryIO
 
 
 class SharedWords:
-    """``mine`` are the words of this process, 0 at first; ``others`` those of each other one, by its file.
+    """Numbers (64-bit words) that each process writes for the others to read, in mapped files of a directory.
 
-    ``directory`` None: there are no others.
+    ``mine`` are those of this process, 0 at first; ``others`` those of each other process, by its file's
+    name, as of the last ``look_for_others``. With ``directory`` None there are no others.
     """
 
     def __init__(self, directory: Path | None, number: int) -> None:
@@ -35,7 +36,7 @@ class SharedWords:
             self.look_for_others()
 
     def look_for_others(self) -> None:
-        """Find those who have come, and remove the files of those who have died."""
+        """Bring ``others`` up to date: map the files of new processes, and remove those of ended ones."""
         if not self._directory:
             return
         found = {}
