@@ -42,7 +42,10 @@ def timeout_headers(deadline_s: float) -> dict[str, str]:
 
 
 def parse_deadline(text: str) -> float:
-    """Return the deadline of a request with that header; raises UserError unless it is in milliseconds."""
+    """Return the deadline of a request by its header TIMEOUT_HEADER; NEVER when ``text`` is empty.
+
+    It is a time of the running loop. Raises UserError unless the text is whole milliseconds.
+    """
     if not text:
         return NEVER
     if not (text.isascii() and text.isdigit()):

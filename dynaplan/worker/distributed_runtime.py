@@ -101,7 +101,7 @@ class Runtime:
         return Bucket(self.store, name)
 
     def leave(self, why: str) -> None:
-        """Drain what is served here, also what is going to be; ``why`` completes "because ..."."""
+        """Drain what is served here, now or by a later ``serve``; ``why`` completes "because ..."."""
         self._why = self._why or why
         for worker in self._workers:
             worker.leave(why)
@@ -121,7 +121,7 @@ class Runtime:
 
     @property
     def http(self) -> HttpClient:
-        """The connections to other processes, which all clients share."""
+        """The HTTP client of this process, whose connections all endpoint clients share."""
         self._http = self._http or HttpClient(self.token, self.client_tls)
         return self._http
 
@@ -261,7 +261,7 @@ class RuntimeEndpoint:
     name: str
 
     async def serve(self, handler: RequestHandler) -> None:
-        """Serve it alone, as ``RuntimeComponent.serve`` does.
+        """Serve this endpoint alone; see ``RuntimeComponent.serve``.
 
         ``handler`` takes the request as plain data, or as the dataclass or pydantic model that its argument
         is annotated with. It is cancelled when its client leaves or the request's time is over.
@@ -269,9 +269,9 @@ class RuntimeEndpoint:
         await self.component.serve({self.name: handler})
 
     async def client(self) -> EndpointClient:
-        """Return a client that calls its instances, wherever they are.
+        """Return a client that calls the endpoint's instances, in whatever processes.
 
-        Returns when the instances that are registered now are known, whenever the store answers.
+        Waits until the instances that are registered now are known, however long the store is away.
         """
         namespace = self.component.namespace
         discovery = await namespace.runtime.discovery(namespace.name)

@@ -107,9 +107,9 @@ async def start_prefill_worker(runtime: WorkerRuntime) -> Engine:
 
 
 async def _stop_engine(engine: Engine, routers: RouterPresence) -> None:
-    """Stop the engine, which waits for its hand-offs to be taken; not when every router has gone.
+    """Stop the engine, once its hand-offs have been taken, or no router is left that could take them.
 
-    An answer that was lost with the queue's server leaves a hand-off that no router will take.
+    The answer to a prefill may have been lost with the queue's server: then nobody knows of its hand-off.
     """
     stopping, alone = asyncio.create_task(engine.stop()), asyncio.create_task(routers.wait_gone())
     try:
@@ -173,7 +173,7 @@ async def _start_engine(runtime: WorkerRuntime, role: str) -> Engine:
 
 
 def _is_subscribed_to(runtime: WorkerRuntime) -> bool:
-    """Tell whether frontends route by KV events: as configured here, or as a running one does."""
+    """Tell whether a frontend routes by KV events: by this configuration, or by what a running one says."""
     if routes_by_events(runtime.settings):
         return True
     return any(instance.card.get(FOLLOWS) for instance in runtime.discovery.all())

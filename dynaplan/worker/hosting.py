@@ -96,7 +96,10 @@ class Host:
 
 
 def registered_names(service: Service[Any]) -> tuple[str, ...]:
-    """List the endpoints that the service's worker registers: its own, and at least one."""
+    """Return the names under which the service's worker registers: those of its endpoints.
+
+    An engine's worker adds ENGINE_ENDPOINT; one without any registers NO_ENDPOINT.
+    """
     names = dict.fromkeys(service.endpoints)
     if service.role in (Role.DECODE, Role.PREFILL):
         names[ENGINE_ENDPOINT] = None

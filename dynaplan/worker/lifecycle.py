@@ -323,7 +323,10 @@ async def _finish(runtime: WorkerRuntime, servers: Sequence[WorkerServer]) -> No
 async def _run_bounded(
     seconds: float, work: Coroutine[Any, Any, None], stop: asyncio.Future[Any] | None = None
 ) -> None:
-    """Await the work for at most ``seconds``, and only until ``stop``."""
+    """Await the work for at most ``seconds``, and only until ``stop`` is done; then cancel it.
+
+    What the work raises is dropped.
+    """
     task = asyncio.create_task(work)
     waited_for = {task, stop} if stop else {task}
     try:

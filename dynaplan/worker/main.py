@@ -130,7 +130,7 @@ def main(arguments: Sequence[str], alone: Standalone | None = None) -> int:
 
 
 def _prepare_process(environment: WorkerEnvironment) -> LogFile | None:
-    """Die with the parent, and write into the worker's own log."""
+    """Make this process end with its parent, and write into the worker's own log; return that log, if any."""
     if environment.parent_pid:
         die_with_parent(environment.parent_pid)
     log_file = None

@@ -37,18 +37,19 @@ T = TypeVar("T")
 
 
 class PrefillPuller:
-    """Pulls from a prefill queue for as long as it runs, through outages of the queue.
+    """Pulls requests from a prefill queue, and has the engine compute them, through outages of the queue.
 
-    That is the namespace's, or with a ``component``, of one of several models, the queue of that.
+    It is the namespace's queue, or, where there are several models, that of the model's ``component``.
 
     A request is answered as soon as the engine hands it over, or has failed to, and acknowledged when its
     prefill has ended too, so that the request of a dying worker is delivered again. A request that cannot be
     read is acknowledged at once: another delivery would not help. An engine that ``waits_for_release`` is
     informed when its hand-offs are taken. While the engine ``is_asleep`` nothing is taken from the queue.
 
-    With a ``lane`` it also takes what is directed to it there: at once, whatever it holds of the shared
-    queue, of which it takes no more while it holds as many directed prompts as it may. The shared queue is
-    taken from by deadline, where its prompts have one (``events/dispatched_queue.py``).
+    With a ``lane`` (its name as a taker) it also takes the prompts that are directed to it there: up to
+    ``max_concurrent`` at once, whatever it holds of the shared queue. While it holds so many of them it takes
+    nothing from the shared queue. Where prompts of the shared queue have deadlines, it takes them by these
+    (``events/dispatched_queue.py``).
     """
 
     def __init__(

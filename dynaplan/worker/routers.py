@@ -201,7 +201,10 @@ class RoutedRequests:
         return InFlightReport(len(routers), len(answered), sum(answered), in_engine, self._is_counted)
 
     async def _notify_router(self, http: HttpClient, url: str, notice: str) -> int | None:
-        """Announce it to a router; return how many requests it has here, None without an answer."""
+        """Post the notice about this worker to a router.
+
+        Return how many requests the router has in flight here; None without an answer.
+        """
         try:
             where = f"{url}/{notice}/{self._runtime.instance_id:x}"
             answer = await http.request("POST", where, timeout_s=ROUTER_ANSWER_TIMEOUT_S)
