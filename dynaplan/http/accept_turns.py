@@ -18,14 +18,20 @@ MOST_LEFT = 20
 
 
 class FairPart:
-    """Decides for one process; it remembers how long it has waited for the one with the fewest."""
+    """Decides for one process whether it leaves a connection to others that have fewer.
+
+    It remembers how many connections it has left in a row, and takes the next one after MOST_LEFT.
+    """
 
     def __init__(self) -> None:
         self._fewest = -1
         self._left = 0
 
     def leaves_next(self, own: int, others: Iterable[int]) -> bool:
-        """Tell whether the next connection is left to the others, by the connections of each."""
+        """Tell whether to leave the next connection to the others.
+
+        ``own`` and ``others`` are the numbers of open connections of this process and of each other one.
+        """
         fewest = min(others, default=own)
         if own - own // 16 <= fewest:
             return False
@@ -36,7 +42,10 @@ class FairPart:
 
 
 class AcceptTurns:
-    """The turns of one process. ``directory`` is that of all on the socket."""
+    """Shares the numbers of connections among the processes that accept on one socket, and takes turns.
+
+    ``directory`` is the one that all these processes share.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._connections = SharedWords(directory, 1)
@@ -52,5 +61,5 @@ class AcceptTurns:
         return self._part.leaves_next(connections, [each[0] for each in self._connections.others.values()])
 
     def close(self) -> None:
-        """Leave: nothing is left to this process any more."""
+        """Withdraw this process's number, so that the others leave no connections to it."""
         self._connections.close()

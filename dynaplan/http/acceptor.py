@@ -40,7 +40,7 @@ _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Acceptor:
-    """Accepts on one socket, which others may listen on too, from ``start`` to ``stop``.
+    """Accepts connections on one socket, which other processes may listen on too, from ``start`` to ``stop``.
 
     ``welcome`` makes the protocol of an accepted connection; while ``has_room`` says no, connections wait in
     the kernel. ``is_alone`` says that no other process accepts there; if not, ``leaves_next`` tells, when a
@@ -97,9 +97,9 @@ class Acceptor:
         await asyncio.sleep(LAST_BYTES_S)
 
     async def closed(self) -> None:
-        """Return when the clients of connections over TLS have all that was written, and they are closed.
+        """Return when all TLS connections, which are to be closing already, have sent everything and closed.
 
-        They are closing. Those in clear text report themselves what they have not sent.
+        Connections in clear text are not waited for: they report themselves what they have not sent.
         """
         if self._handshakes:
             await self._handshakes.closed()
@@ -176,9 +176,9 @@ class TlsHandshakes:
             self._waiting.pop(task, None)
 
     async def closed(self) -> None:
-        """Return when no connection is open: the event loops' TLS does not report what it has not sent yet.
+        """Return when no connection is open; a closing one counts as open until its client has everything.
 
-        Closing connections are open until their client has all of it.
+        There is no other way to know: the event loops' TLS does not report what it has not sent yet.
         """
         await self._none_open.wait()
 

@@ -81,9 +81,9 @@ class BrowserRefusal(NamedTuple):
 
 
 class HostNames:
-    """The names by which this machine is called in ``Host``: its own, and those of ``allowed``.
+    """The names that are accepted in a header ``Host``: this machine's (``own``), and those of ``allowed``.
 
-    ``own`` are names of this machine. A numeric address is always one: it cannot be rebound.
+    A numeric address is always accepted: it cannot be rebound.
     """
 
     def __init__(self, own: Iterable[str], allowed: Iterable[str] = ()) -> None:
@@ -117,7 +117,10 @@ class BrowserPolicy:
         return origin if origin and self._is_ours(origin, headers) else ""
 
     def refuse(self, headers: HeaderLookup, *, is_change: bool) -> BrowserRefusal | None:
-        """Return why the request is not answered; None for one that is."""
+        """Return why the request is not answered; None for one that is.
+
+        ``is_change``: it changes something, so that a mere link from another site may not lead to it.
+        """
         if self._has_key:
             return None
         if refusal := self.host_refusal(headers):
@@ -138,7 +141,10 @@ class BrowserPolicy:
         return _foreign_origin("another site")
 
     def host_refusal(self, headers: HeaderLookup) -> BrowserRefusal | None:
-        """Return why a ``Host`` is refused, as a rebound name: all that is checked of other programs."""
+        """Return why the request's ``Host``, such as a rebound DNS name, is refused; None for a good one.
+
+        It is the only check that requests of programs other than browsers have to pass, too.
+        """
         if self._has_host is None:
             return None
         host = headers.get("Host", "")
@@ -164,7 +170,7 @@ def preflight_headers(headers: HeaderLookup) -> Mapping[str, str]:
 
 
 def is_preflight(method: str, headers: HeaderLookup) -> bool:
-    """Tell whether a browser asks with this request whether it may send another one."""
+    """Tell whether the request is a browser's CORS preflight: the question whether it may send another."""
     return method == "OPTIONS" and bool(
         headers.get("Origin", "") and headers.get("Access-Control-Request-Method", "")
     )

@@ -53,9 +53,9 @@ class WholeAnswer:
 
 
 class Answer:
-    """An answer whose status is there, from which the rest is read as it comes. To be closed.
+    """An answer whose status is there, and whose body is read as it comes. The caller has to close it.
 
-    ``read_some`` returns b"" at its end. Closed before, the connection is closed with it.
+    ``read_some`` returns b"" at the end of the body. Closing the answer before that closes its connection.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Answer:
 class HttpClient:
     """Sends requests with the bearer ``token``, to servers that ``tls`` verifies.
 
-    ``keeps_connections``: for the next request to the same address. With ``unix_socket`` all go there,
-    whatever their address says.
+    With ``keeps_connections`` a connection serves the next request to its address, too. With ``unix_socket``
+    all requests go to that socket, whatever host their URL names.
     """
 
     def __init__(
@@ -127,7 +127,8 @@ class HttpClient:
     ) -> Answer:
         """Send a request, and return its answer as soon as its status is there.
 
-        A GET is sent once more where its kept connection turns out to have been closed.
+        A GET is sent once more where its kept connection turns out to have been closed. Raises NotConnected
+        where no connection came about, else ConnectionError.
         """
         try:
             target = target_of(url, method)
@@ -156,7 +157,11 @@ class HttpClient:
         *,
         timeout_s: float | None,
     ) -> WholeAnswer:
-        """Send a request, and return its whole answer, whatever its status."""
+        """Send a request, and return its whole answer, whatever its status.
+
+        Raises ConnectionError when the connection fails, TimeoutError when the answer is not whole within
+        ``timeout_s`` seconds (None: no limit).
+        """
         async with asyncio.timeout(timeout_s):
             with await self.send(method, url, body, headers) as answer:
                 return WholeAnswer(answer.status, answer.headers, await answer.read())

@@ -48,7 +48,7 @@ class Origin(NamedTuple):
 
 
 class KeepAlive(NamedTuple):
-    """When the kernel asks whether the other machine is there, and after how many probes it is not."""
+    """TCP keepalive: the seconds of silence before the first probe and between probes, and their number."""
 
     idle_s: int
     interval_s: int
@@ -157,7 +157,8 @@ class ServerConnection(asyncio.Protocol):
     async def forward(self, sink: Callable[[bytes], bool]) -> None:
         """Pass whole lines to ``sink`` as they arrive, until it returns False to decline them.
 
-        What it declines, and what is no whole line, stays for ``read``. Return then, or at the answer's end.
+        Returns when it has declined, when what has arrived ends within a line, and at the answer's end. What
+        was declined, or ends within a line, stays for ``read``.
         """
         self._sink = sink
         self._batch.begin_stream()
@@ -394,7 +395,7 @@ class ConnectionPool:
         return connection
 
     def give_back(self, connection: ServerConnection, origin: Origin, *, is_kept: bool) -> None:
-        """Keep a connection whose answer was whole; close any other. Twice is once."""
+        """Keep a connection whose answer was whole, if it ``is_kept``; close any other. Twice is once."""
         if connection not in self._used:
             return
         self._used.remove(connection)
@@ -423,7 +424,7 @@ class ConnectionPool:
         return used - lively
 
     def break_off_movable(self, origin: Origin, reason: str) -> None:
-        """Break off the answers from that address with which another worker can go on."""
+        """Break off the answers from that address that another worker can go on with (``is_movable``)."""
         for connection in [each for each in self._used if each.origin == origin]:
             if connection.is_movable is not None and connection.is_movable():
                 connection.break_off(reason)

@@ -48,7 +48,7 @@ MAX_REFUSED = 50
 class ConnectionLimits:
     """The limits that can be set. Times are in seconds; ``most`` 0 is as many as descriptors allow.
 
-    ``option`` raises ``most``: it is named in a refusal.
+    ``option`` is the name of the option that raises ``most``, which a refusal tells the client.
     """
 
     most: int = 0
@@ -103,10 +103,10 @@ class LimitedConnection(Protocol):
 
 
 class LimitedConnections:
-    """The open connections of one server, each held to the limits.
+    """The open connections of one server, each of which has to keep the limits.
 
     ``make`` makes the protocol of a connection, which reports to ``opened`` and ``lost``; ``closed(reason)``
-    is called for each that is closed over a limit.
+    is called for each that is closed because of a limit.
     """
 
     def __init__(
@@ -134,7 +134,10 @@ class LimitedConnections:
         self.open.discard(connection)
 
     def welcome(self, _: socket.socket) -> asyncio.Protocol:
-        """Take an accepted connection; when there are too many, idle ones go, or this one is refused."""
+        """Return the protocol for an accepted connection.
+
+        When there are too many, idle ones are closed; without any, this one is answered with 503.
+        """
         if len(self.open) < self._most or self._make_room():
             return self._make()
         self._refusals += 1
@@ -234,7 +237,10 @@ class LimitedConnections:
 
 
 def _is_given_up(connection: LimitedConnection, now_s: float) -> bool:
-    """Tell whether no request is on its way over the idle connection."""
+    """Tell whether an idle connection may be closed: no request seems to be on its way over it.
+
+    One that has never carried a request gets FIRST_REQUEST_S seconds for the first.
+    """
     if not connection.has_asked and now_s - connection.idle_since_s < FIRST_REQUEST_S:
         return False
     return connection.transport is not None and not _count_bytes(connection.transport, termios.FIONREAD)

@@ -214,7 +214,10 @@ class RequestBody:
         return self._take()
 
     def take_whole(self) -> bytes:
-        """Return all of a complete body that nobody has begun to read; empty where it takes ``read``."""
+        """Return all of a complete body that nobody has begun to read.
+
+        Empty where only ``read`` will do: for a compressed body, and for a faulty one.
+        """
         return b"" if self._decompressor or self._fault else self._take()
 
     def _take(self) -> bytes:
@@ -246,7 +249,7 @@ class RequestBody:
         self._wake()
 
     def discard(self) -> None:
-        """Take no more of it: nobody reads it."""
+        """Drop what arrives of the body from now on: nobody reads it."""
         self._is_discarded = True
         self._forget()
 

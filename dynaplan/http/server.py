@@ -63,22 +63,22 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 
 class KeptConnection(Protocol):
-    """What somebody else is told of a connection, who goes on with it should this process be killed."""
+    """Reports on a connection to another process, which goes on with it if this one is killed."""
 
     def received(self, data: bytes, *, is_answer_sent: bool) -> None:
-        """Hear of bytes that the client has sent, and whether the kernel has all of the answer before."""
+        """Report bytes that the client has sent, and whether the kernel has all of the previous answer."""
 
     def begin_answer(self, last_words: bytes = b"") -> None:
-        """Hear that an answer is being sent, and how it is to end when nobody else ends it."""
+        """Report that an answer is being sent; ``last_words`` are to end it if this process cannot."""
 
     def end_answer(self, *, is_next_coming: bool) -> None:
-        """Hear that it was written, and whether something of another request has come already."""
+        """Report that the answer was written, and whether bytes of another request have come already."""
 
     def settle(self) -> None:
-        """Hear that the client's kernel has it."""
+        """Report that the client's kernel has the answer."""
 
     def release(self) -> None:
-        """Hear that the connection is closed."""
+        """Report that the connection is closed."""
 
 
 Keep = Callable[[int], KeptConnection | None]
@@ -101,8 +101,8 @@ class HttpServer:
     """Answers the requests of its connections by ``handle``, and by ``failed`` where that raises.
 
     ``closed`` is called with the reason for each connection that is closed over a limit. ``batch`` gathers
-    the writes of streams. While it ``is_draining``, every answer says "Connection: close". ``keep`` has new
-    connections kept, and ``last_words`` are then what ends a cut stream of that path.
+    the writes of streams. While it ``is_draining``, every answer says "Connection: close". ``keep`` makes the
+    KeptConnection of a new connection; ``last_words`` returns what then ends a cut stream, by its path.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class HttpServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """The host and port that the server listens on."""
         assert self._acceptor
         return self._acceptor.address
 
@@ -478,7 +478,7 @@ class ClientConnection(asyncio.Protocol):
                 self.transport.close()
 
     def _send_pending_error(self) -> None:
-        """Send it as the last answer, and close when the client does, or after a while (case 3)."""
+        """Send the pending error as the last answer; close with the client, or after LINGER_S (case 3)."""
         assert self.transport is not None
         if self.transport.is_closing():
             return
@@ -488,7 +488,7 @@ class ClientConnection(asyncio.Protocol):
         self._loop.call_later(timing.LINGER_S, self.close)
 
     def _refuse_malformed(self, error: Exception) -> None:
-        """Answer bytes that are no request, unless they follow the last one that is answered."""
+        """Answer bytes that are no HTTP request with an error, which is sent by ``_refuse``."""
         cause = error.__context__
         if isinstance(cause, _Malformed):
             self._refuse(*cause.answer)

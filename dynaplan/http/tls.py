@@ -17,7 +17,7 @@ class UnusableTls(ValueError):
 
 
 def check_readable(path: str, mark: str) -> None:
-    """Raise UnusableTls unless the file can be read and holds what the mark ends the head of."""
+    """Raise UnusableTls unless the file can be read and contains ``mark``, the end of a PEM head line."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             text = file.read()
