@@ -96,7 +96,11 @@ class KubernetesConnector:
         return self._holds(await self._intents.read())
 
     async def apply(self, decision: Decision) -> int:
-        """Write the planner's decision, unless somebody wrote since it was read, and have it carried out."""
+        """Write the planner's decision, and have it carried out; return the decision's id.
+
+        Raises TemporaryError when counts or holds have changed since the planner read them, and CapacityError
+        for more GPUs than the budget has.
+        """
         intent = await self._intents.read()
         view = await self._workloads.read()
         now = _counts(view, intent)

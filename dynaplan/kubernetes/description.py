@@ -190,10 +190,10 @@ def _derived(token: str) -> str:
 
 
 def without_secrets(config: Mapping[str, Mapping[str, Any]]) -> tuple[Sections, dict[str, dict[str, str]]]:
-    """Return the configuration without its secrets, and those: section -> variable -> value.
+    """Return the configuration without its secrets, and the secrets: section -> variable -> value.
 
-    They are ``hf-token``, ``api-key``, and everything in ``ServiceArgs.envs``. Raises ConfigError for any
-    other option that holds one, naming it.
+    Secrets are ``hf-token``, ``api-key``, and everything in ``ServiceArgs.envs``. Raises ConfigError for any
+    other option that holds a secret, naming it.
     """
     sections: Sections = {}
     variables: dict[str, dict[str, str]] = {}

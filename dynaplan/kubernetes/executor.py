@@ -30,7 +30,10 @@ DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 
 
 class DeletionCosts:
-    """Writes the costs; ``loads`` gives the newest load of each worker by its host, a pod's address."""
+    """Writes the deletion costs of pods, by which Kubernetes chooses the pods to remove.
+
+    ``loads`` gives the newest load of each worker by its host, a pod's address.
+    """
 
     def __init__(self, client: KubernetesClient, loads: Callable[[], Mapping[str, WorkerLoad]]) -> None:
         self._client = client
@@ -80,7 +83,7 @@ class Budget:
         return workload.gpus or self.of_worker[workload.role]
 
     def held(self, view: WorkloadView) -> float:
-        """Return the GPUs that are held, or asked for."""
+        """Return the number of GPUs that all workloads hold, or have asked for."""
         return sum(each.holding * self.gpus_of(each) for each in view.workloads)
 
 

@@ -66,7 +66,7 @@ class _Component:
 class GraphDeployment:
     """The DynamoGraphDeployment of that name; see ``workloads.Workloads``.
 
-    ``legacy`` names a role's component where none says its role.
+    ``legacy``: the names by which a role's component is found when no component states that role.
     """
 
     def __init__(self, client: KubernetesClient, name: str, legacy: Mapping[Role, Sequence[str]]) -> None:
@@ -130,7 +130,10 @@ class GraphDeployment:
         raise DynamoGraphDeploymentNotFoundError(self._name, self._client.namespace)
 
     def _component_of(self, role: Role, components: Sequence[_Component]) -> _Component | None:
-        """Return the role's component by its type, else by its name; of decode there has to be one."""
+        """Return the role's component by its type, else by its name; None when prefill has none.
+
+        Raises DuplicateSubComponentError for several, SubComponentNotFoundError when decode has none.
+        """
         found = [each for each in components if each.kind == role.value]
         if not found and role is Role.DECODE:
             found = [each for each in components if each.kind == "worker"]

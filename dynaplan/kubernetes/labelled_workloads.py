@@ -69,9 +69,10 @@ class LabelledWorkloads:
         await set_scale(self._client, workload.resource, workload.target, replicas)
 
     async def _of_kind(self, kind: Resource, refused: list[ClusterForbidden]) -> list[Object]:
-        """Return the objects of a kind; none where it was never to be read: the cluster has no such kind.
+        """Return the objects of a kind; none where the kind is unknown to the cluster, or forbidden.
 
-        An error of a kind that was read before is raised: its objects have not gone.
+        A forbidden kind's error is appended to ``refused``. The error of a kind that could be read before is
+        raised: its objects still exist.
         """
         try:
             objects, _ = await self._client.list(kind, f"{ROLE_LABEL} in (prefill,decode)")

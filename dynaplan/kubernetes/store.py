@@ -105,10 +105,10 @@ class ClusterStore:
         )
 
     async def get(self, key: str) -> KeyValue | None:
-        """Return the key's entry; one under a lease of ours from the watch, once it has our own writes.
+        """Return the key and its value; None when it is absent.
 
-        So a lock that is checked all the time costs no call; what others write there is seen milliseconds
-        later.
+        A key under a lease of this process is taken from the watch, if that has seen our own writes: a lock
+        that is checked all the time costs no call, and others' writes are seen milliseconds later.
         """
         current = self._watcher.current if self._watcher.has_seen(self._written) else None
         item = current.visible_to(self._own).get(key) if current else None
@@ -350,8 +350,9 @@ log = logging.getLogger(__name__)
 
 
 class ClusterWatcher:
-    """Follows the three kinds of objects from the first watch on.
+    """Follows the store's three kinds of objects from the first watch on.
 
+    They are the shared ConfigMap, each pod's ``DynamoWorkerMetadata``, and EndpointSlices.
     While the API server is away the last known keys stay; when it is back, watches get the differences.
     """
 
