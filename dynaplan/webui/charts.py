@@ -241,7 +241,10 @@ VALUES = tuple(
 
 
 def samples_of_log(records: Iterable[Document], began_s: float | None = None) -> Iterator[DeploymentSample]:
-    """Yield a sample of each record of a ``decisions.jsonl``, oldest first; none is of before ``began_s``."""
+    """Yield a sample of each record of a ``decisions.jsonl``, oldest first, that has a time.
+
+    A sample lasts since the record before, the first since ``began_s``, MAX_RECORD_S at most.
+    """
     before_s = began_s
     for record in records:
         at_s = record_time_s(record)
@@ -333,9 +336,9 @@ def sample_of_status(document: Document, at_s: float, lasted_s: float) -> Deploy
 def resample(
     samples: Sequence[DeploymentSample], begin_s: float, step_s: float, steps: int
 ) -> dict[str, list[float | None]]:
-    """Return the value of each name in steps of ``step_s`` seconds from ``begin_s`` on; None for none.
+    """Return each name's values, one per step of ``step_s`` seconds from ``begin_s`` on; None for unknown.
 
-    In a step the last sample counts that speaks for it and knows the value.
+    The value of a step is that of the last sample that covers the step and knows it.
     """
     lines: dict[str, list[float | None]] = {name: [None] * steps for name in VALUES}
     for sample in samples:

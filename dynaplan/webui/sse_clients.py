@@ -66,7 +66,7 @@ class SseClients:
         return len(self._clients) >= MAX_CLIENTS
 
     async def watch(self, asked: ChartsRequest) -> AsyncGenerator[tuple[str, str]]:
-        """Yield the events, name and text, from the newest of each on; end when this is closed."""
+        """Yield events as name and text: first the newest of each name, then new ones, until ``close``."""
         client = _SseClient({name: text for name, text in self._newest.items() if _is_for(name, asked)})
         self._clients[client] = asked
         self._update_polling()
