@@ -56,16 +56,23 @@ def run_s(pid: int) -> float:
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
+MODULES = {
+    "supervisor": "process.supervisor",
+    "fork server": "process.fork_server",
+    "connection keeper": "process.connection_keeper",
+}
+"""What a process is that runs such a module."""
+
+
 def name_of(process: psutil.Process) -> str:
-    """What a process of a deployment is: its service, ``etcd``, ``fork server``, ``supervisor`` or
-    ``serve``."""
+    """What a process of a deployment is: its service, ``etcd``, ``fork server``, ``serve`` ..."""
     words = process.cmdline()
     if "--service-name" in words:
         return words[words.index("--service-name") + 1]
     program = Path(words[0]).name
     if program in ("etcd", "nats-server"):
         return program
-    for name, module in (("supervisor", "process.supervisor"), ("fork server", "process.fork_server")):
+    for name, module in MODULES.items():
         if any(module in word for word in words):
             worker = process.name()  # of what is forked: a worker's name
             return worker if name == "fork server" and not worker.startswith("python") else name

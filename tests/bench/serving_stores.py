@@ -43,8 +43,8 @@ def rows(repeats: int) -> Iterator[Row]:
 
 
 QUANTITIES = {
-    "start to first answer, aggregated": ("s", 1.3),
-    "idle CPU, with a planner": ("% of a core", 1.0),
+    "start to first answer, aggregated": ("s", 1.0),
+    "idle CPU, with a planner": ("% of a core", 0.5),
     "idle CPU, without": ("% of a core", 0.5),
     "idle memory, with a planner": ("MiB", 180.0),
     "a worker's death noticed": ("s", 0.2),
