@@ -14,6 +14,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -105,8 +106,16 @@ def read_file(path: Path) -> LearntFile | None:
 
 def list_files(directory: Path) -> list[LearntFile]:
     """Read the files of the directory, the newest first; those that cannot be read are left out."""
-    paths = sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [found for path in paths if (found := read_file(path))]
+    return [found for path in _newest_first(directory) if (found := read_file(path))]
+
+
+def _newest_first(directory: Path) -> list[Path]:
+    """Return the files that are there: another planner may delete one meanwhile."""
+    changed_s = {}
+    for path in directory.glob("*.json"):
+        with suppress(OSError):
+            changed_s[path] = path.stat().st_mtime
+    return sorted(changed_s, key=changed_s.__getitem__, reverse=True)
 
 
 def write_file(directory: Path, of: LearntOf, learnt: LearntTiming) -> None:
@@ -117,6 +126,5 @@ def write_file(directory: Path, of: LearntOf, learnt: LearntTiming) -> None:
     document = {"of": vars(of), "learnt": learnt.to_json()}
     part.write_text(json.dumps(document, indent=1, default=str))
     part.replace(path)
-    paths = sorted(directory.glob("*.json"), key=lambda each: each.stat().st_mtime, reverse=True)
-    for old in paths[MAX_FILES:]:
+    for old in _newest_first(directory)[MAX_FILES:]:
         old.unlink(missing_ok=True)

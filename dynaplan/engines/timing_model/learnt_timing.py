@@ -53,6 +53,7 @@ from itertools import pairwise
 from typing import Any
 
 from dynaplan.engines.timing_model.step_timing import StepTiming
+from dynaplan.util.documents import check_types
 
 NOISE = 0.1
 """The usual error of one equation, as a part of its time."""
@@ -236,9 +237,13 @@ class LearntTiming:
         line, prior = (StepLine(*map(float, known.pop(name))) for name in ("line", "prior"))
         curve = tuple((float(batch), float(factor)) for batch, factor in known.pop("curve", ()))
         found = cls(line, prior, curve=curve, **known)
-        numbers = (*found.line.coefficients, *found.prior.coefficients, found.error, found.largest_batch)
+        check_types(found)
+        numbers = [*line.coefficients, *prior.coefficients, *sum(curve, ()), found.error, found.prior_error]
+        numbers += [found.equations, found.steps, found.largest_batch, found.kv_tokens, found.request_slots]
         if not all(math.isfinite(value) and value >= 0 for value in numbers):
             raise ValueError("a learnt timing has a number that is negative or not finite")
+        if any(after <= before for (before, _), (after, _) in pairwise(curve)):
+            raise ValueError("the batches of a learnt timing's curve do not rise")
         return found
 
 

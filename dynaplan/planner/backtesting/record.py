@@ -9,9 +9,10 @@ and by chance alone: scarcity, backlogs and late workers are in both.
 mean ITL (decode workers, and aggregated ones) or the mean TTFT (prefill workers) of the last ten minutes is
 the measured one: the weighted median of log(measured / replayed) over intervals is 0, so a backlog of half of
 the time moves nothing. A factor whose replay is within ``TOLERANCE`` stays: chance and histograms are no more
-exact. Else z is found by secants within a shrinking bracket; a step's time is nearly proportional to z, so
-that two replays do, but for backlogs. What was learnt from the engines' own counters needs no factor. The ten
-minutes before are replayed too, to begin with the requests that were there.
+exact. Else z is moved by that ratio within a shrinking bracket, and halves it where it would leave it; a
+step's time is nearly proportional to z, so that two replays do, but for backlogs. What was learnt from the
+engines' own counters needs no factor. The ten minutes before are replayed too, to begin with the requests
+that were there.
 
 **Held to the record.** Over the window n requests came, of which m missed a target and the refitted model
 foretold f. Two proportions differ beyond chance (p = (m + f) / 2 n) when
@@ -24,7 +25,8 @@ Generalized Linear Models, 1989, section 4.5). Then what any split misses of tha
 same odds: logit(q) + logit(m / n) - logit(f / n). More than was foretold is held against every split; less
 is not counted in favour of one, because splits with fewer workers have no record.
 
-**What stood all the time** needs no model: its measured misses count in place of simulated ones.
+**What stood all the time** needs no model: its measured misses count in place of simulated ones, where they
+are of ``MIN_COMPARED`` of the requests at least: few of them say nothing when most are not streamed.
 
 **Where it is wrong.** The odds of one split are those of another one only if the model errs alike on both.
 A worker that served for part of an interval counts for half of it. What was missed counts in the interval in
@@ -71,6 +73,9 @@ ORDER = (Role.DECODE, Role.PREFILL, Role.DECODE)
 BLOCKS = 12
 """Parts of the window between which misses are compared."""
 
+MIN_COMPARED = 0.5
+"""The part of the window's requests that a record must be of at least to stand in place of a simulation."""
+
 
 @dataclass(frozen=True)
 class Window:
@@ -90,8 +95,9 @@ class Window:
 class Stood:
     """The record of each split that served in the window, the last one first, and the shifts for all.
 
-    ``newest`` is the record of the last ten minutes. The shifts are logarithms of odds, at least 0: by so
-    much more of the requests miss a target than is simulated.
+    ``newest`` is the record of the last ten minutes, where the same workers served all the time; else None.
+    The shifts are logarithms of odds, at least 0: by so much more of the requests miss a target than is
+    simulated.
     """
 
     splits: tuple[SplitRecord, ...] = ()
@@ -99,11 +105,15 @@ class Stood:
     ttft_shift: float = 0.0
     itl_shift: float = 0.0
 
-    def of_standing(self, workers: PoolSizes) -> tuple[SplitRecord, SplitRecord] | None:
-        """Return the records of these workers, of the window and its end; None if others served too."""
-        if len(self.splits) != 1 or self.splits[0].workers != workers or not self.newest:
+    def of_standing(self, workers: PoolSizes, requests: float) -> tuple[SplitRecord, SplitRecord] | None:
+        """Return the records of these workers, of the window and its end.
+
+        None if others served too, or when they are of too few of the window's ``requests``.
+        """
+        if not self.newest or self.splits[0].workers != workers:
             return None
-        return self.splits[0], self.newest
+        is_enough = self.splits[0].requests >= max(1.0, MIN_COMPARED * requests)
+        return (self.splits[0], self.newest) if is_enough else None
 
     def held(self, requests: int, simulated: Misses) -> float:
         """Return how many of the requests miss a target: those ``simulated``, and more by the shifts."""
@@ -191,6 +201,7 @@ def _solve(apart: Callable[[float], float], start: float) -> float:
 
     ``apart`` falls as the factor grows.
     """
+    start = min(max(start, FACTORS[0]), FACTORS[1])
     (low, high), place, off = map(math.log, FACTORS), math.log(start), apart(start)
     if abs(off) <= math.log(TOLERANCE):
         return start
@@ -226,8 +237,9 @@ def compare(window: Window, replayed: Sequence[Traffic]) -> Stood:
     itl = _shift([(each.requests, each.long, each.foretold_long) for each in blocks])
     splits = {each.workers: None for each in reversed(records)}
     by_split = (_sum([each for each in records if each.workers == workers]) for workers in splits)
-    newest = len(window.newest(RECENT_S).intervals)
-    return Stood(tuple(by_split), _sum(records[-newest:]) if records else None, ttft, itl)
+    is_one = bool(records) and len({each.serving for each in intervals}) == 1
+    newest = _sum(records[-len(window.newest(RECENT_S).intervals) :]) if is_one else None
+    return Stood(tuple(by_split), newest, ttft, itl)
 
 
 def _streamed_part(pairs: Sequence[tuple[Interval, Traffic]]) -> float:

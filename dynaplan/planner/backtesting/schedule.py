@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.traffic import Traffic
 from dynaplan.planner.backtesting.evidence import (
     Evidence,
     load_change,
@@ -98,7 +99,7 @@ class BacktestSchedule:
         traffic, foresight = observation.traffic, observation.foresight
         if traffic and foresight:
             dropped = self._evidence.add(
-                traffic,
+                _of_targets(traffic, self._settings),
                 foresight.isl,
                 foresight.osl,
                 _failing(observation),
@@ -212,3 +213,10 @@ def _failing(observation: Observation) -> int:
 def _coming(foresight: TrafficForecast | None) -> float:
     """Return the requests that are forecast for the next interval, 0 where nobody knows."""
     return (foresight.expected[0].requests if foresight and foresight.expected else None) or 0.0
+
+
+def _of_targets(traffic: Traffic, settings: PlannerSettings) -> Traffic:
+    """Return the traffic with the misses of the settings' targets alone: a record may be of others."""
+    late = tuple(each for each in traffic.over_ttft if each[0] == settings.ttft_ms)
+    long = tuple(each for each in traffic.over_itl if each[0] == settings.itl_ms)
+    return replace(traffic, over_ttft=late, over_itl=long)

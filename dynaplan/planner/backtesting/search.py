@@ -186,13 +186,13 @@ def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
     measured counts.
     """
     gpus, count, arrived = search.limits.gpus(workers), search.requests, 0
-    if records := search.stood.of_standing(workers):
+    margin = -Z if gpus < search.limits.gpus(search.present) else 0.0
+    if records := search.stood.of_standing(workers, count):
         window, newest = records
-        is_kept = window.missed <= window.requests * search.may_miss
+        is_kept = window.missed <= max(0.0, allowed_misses(window.requests, search.may_miss, margin))
         is_kept &= newest.missed <= allowed_misses(newest.requests, search.may_miss, Z)
-        return Trial(workers, gpus, 1 - window.missed / max(1.0, window.requests), is_kept)
-    is_removal = gpus < search.limits.gpus(search.present)
-    may_miss = max(0.0, allowed_misses(count, search.may_miss, -Z if is_removal else 0.0))
+        return Trial(workers, gpus, max(0.0, 1 - window.missed / window.requests), is_kept)
+    may_miss = max(0.0, allowed_misses(count, search.may_miss, margin))
     kept = course = search.runs.of(workers, search.begin_s)
     for interval in search.window:
         if interval.end_s > course.until_s:

@@ -128,7 +128,7 @@ def describe_record(answer: BacktestResult) -> str:
 
 def _kept(record: SplitRecord, missed: float, foretold: float) -> str:
     came = max(1.0, record.requests)
-    return f"{1 - missed / came:.1%} ({max(0.0, 1 - foretold / came):.1%} foretold)"
+    return f"{max(0.0, 1 - missed / came):.1%} ({max(0.0, 1 - foretold / came):.1%} foretold)"
 
 
 def _split(each: SplitTrial | SplitRecord) -> str:

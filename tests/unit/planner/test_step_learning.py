@@ -76,6 +76,7 @@ def test_the_next_planner_begins_with_what_the_last_one_knew(tmp_path: Path) -> 
 
 def test_what_is_not_usable_yet_is_not_kept(tmp_path: Path) -> None:
     taught(tmp_path, seconds=5).save(0.0, is_due=True)
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
     assert list_files(tmp_path) == []
 
 

@@ -144,6 +144,23 @@ def test_what_is_no_learnt_timing_is_refused(line: list[float]) -> None:
         LearntTiming.from_json(document)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"equations": "100"},
+        {"steps": None},
+        {"request_slots": -1},
+        {"prior_error": float("nan")},
+        {"curve": [[1, 1], [8, -3]]},
+        {"curve": [[4, 1], [4, 2]]},
+        {"unknown": 1},
+    ],
+)
+def test_a_number_that_no_learner_writes_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        LearntTiming.from_json({**learnt(30).known.to_json(), **wrong})
+
+
 def test_a_new_life_goes_on_from_the_last_one() -> None:
     before = learnt(200).known
     learner = StepLearner(StepLine(100.0, 10.0, 1.0, 1.0, 1.0))

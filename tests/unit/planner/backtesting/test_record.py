@@ -84,7 +84,7 @@ def test_workers_that_come_and_go_serve_in_the_record_when_they_served() -> None
     found, stood = hold_to_record(service, came, EXACT, BOTH)
     assert found == EXACT
     assert [each.workers for each in stood.splits] == [TWO_AND_ONE, ONE_EACH]
-    assert stood.of_standing(TWO_AND_ONE) is None
+    assert stood.of_standing(TWO_AND_ONE, 1.0) is None
 
 
 def test_aggregated_workers_have_one_factor() -> None:
@@ -154,6 +154,33 @@ def test_requests_that_are_not_streamed_are_neither_kept_nor_missed() -> None:
     assert record.requests == pytest.approx(sum(each.requests for each in quarter[1:]) / 4)
     assert record.late == pytest.approx(record.foretold_late, rel=0.01)
     assert stood.ttft_shift == 0
+
+
+def test_the_record_of_few_requests_does_not_stand_in_place_of_a_simulation() -> None:
+    known = window(EXACT, requests_per_s=24.0)
+    unseen = [replace(each, first_tokens=0.0, late=0.0, long=0.0) for each in known.intervals]
+    stood = compare(Window(known.drawn, unseen), simulate_stood(service(), known))
+    simulated = run(Search(service(), known.drawn, 0.05, ONE_EACH, LIMITS), ONE_EACH)
+    beside = run(Search(service(), known.drawn, 0.05, ONE_EACH, LIMITS, stood=stood), ONE_EACH)
+    assert not simulated.is_kept
+    assert beside == simulated
+
+
+def test_a_split_that_stood_at_the_windows_end_alone_did_not_stand_all_the_time() -> None:
+    known = window(EXACT, stood=(ONE_EACH,) * 5 + (TWO_AND_ONE,))
+    lives = [replace(each, ttft_ms=140_000.0) for each in known.intervals]
+    stood = compare(Window(known.drawn, lives), simulate_stood(service(), known))
+    assert [each.workers for each in stood.splits] == [TWO_AND_ONE]
+    assert stood.of_standing(TWO_AND_ONE, 1.0) is None
+
+
+def test_what_stood_before_a_worker_came_must_have_kept_it_beyond_chance_too() -> None:
+    record = SplitRecord(ONE_EACH, 60.0, 2.0, 0.0, 2.0, 0.0)
+    stood = Stood((record,), record)
+    requests = [TracedRequest(float(second), 3000, 150) for second in range(60)]
+    for present, is_kept in ((ONE_EACH, True), (TWO_AND_ONE, False)):
+        search = Search(service(), given_window(requests), 0.05, present, LIMITS, stood=stood)
+        assert run(search, ONE_EACH).is_kept is is_kept
 
 
 def test_what_frontends_do_not_count_is_not_compared() -> None:

@@ -243,3 +243,16 @@ def test_one_that_was_killed_late_waits_as_long_as_one_that_took_that_time() -> 
     at_s = observation.at_s + 60.0 / MAX_CPU_SHARE
     assert asked(schedule, replace(observation, at_s=at_s - 1)) is None
     assert asked(schedule, replace(observation, at_s=at_s))
+
+
+def test_misses_of_other_targets_than_now_are_none_of_the_evidence() -> None:
+    """After a restart with other targets the records are read again."""
+    schedule = BacktestSchedule(SETTINGS)
+    for number in range(60):
+        observation = seen(number)
+        assert observation.traffic
+        over = ((SETTINGS.ttft_ms if number < 30 else 2 * SETTINGS.ttft_ms, 90.0),)
+        schedule.add(replace(observation, traffic=replace(observation.traffic, over_ttft=over)))
+    question = asked(schedule, seen(60))
+    assert question
+    assert [each.late for each in question.intervals] == [90.0] * 30 + [None] * 30
