@@ -355,7 +355,7 @@ def _backtester(
 def _connector(
     settings: PlannerSettings, store: KeyValueStore, observer: Observer, model: PlannedModel | None
 ) -> tuple[Connector, Callable[[], Awaitable[None]] | None]:
-    """Return the connector of the model, else that of ``environment``, and what closes it, if anything."""
+    """Return the model's connector, else that of ``environment``, and what closes it; None: nothing does."""
     if model:
         return ModelConnector(store, settings.namespace, model.name, observer), None
     if settings.environment == KUBERNETES:

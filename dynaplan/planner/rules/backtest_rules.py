@@ -37,7 +37,10 @@ from dynaplan.planner.sizing.limits import fit_budget, raise_to
 def apply_backtest(
     sizing: Sizing, observation: Observation, limits: WorkerLimits, current: PoolSizes
 ) -> Sizing:
-    """Return the size that the backtest allows, of one that the forecast needs; within the limits."""
+    """Return the size that the backtest allows, in place of the one that the forecast needs.
+
+    It is within the limits; ``current`` where not even the minimums are.
+    """
     answer = observation.backtest or BacktestResult(missing="no backtest was made")
     after, scarce, why = _choose(sizing.workers, answer, observation, current)
     after = limits.cap(raise_to(after, limits.least))
@@ -98,7 +101,7 @@ def _objection(observation: Observation, answer: BacktestResult) -> str:
 
 
 def describe_backtest(answer: BacktestResult) -> str:
-    """Say what the answer would have kept, and the best of the splits with fewer GPUs."""
+    """Say what the chosen split would have kept, and the best of the splits with fewer GPUs."""
     [chosen, *others] = answer.tried or (SplitTrial(answer.workers or PoolSizes(), 0, 0.0),)
     cheaper = max(
         (each for each in others if each.gpus < chosen.gpus), key=lambda each: each.in_time, default=None
@@ -114,7 +117,7 @@ def describe_backtest(answer: BacktestResult) -> str:
 
 
 def describe_record(answer: BacktestResult) -> str:
-    """Say what the split that stood last really kept, what was foretold of it, and what comes of that."""
+    """Say what the last split that served really kept, what was predicted of it, and what follows."""
     [last, *_] = answer.stood
     factors = {"prefill": answer.corrections.prefill, "decode": answer.corrections.decode}
     slower = " and ".join(f"{factor:g} of {role}" for role, factor in factors.items() if factor != 1)

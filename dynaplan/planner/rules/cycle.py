@@ -85,7 +85,7 @@ class PlanningCycle:
         self._is_scaling = True
 
     def begin(self, now_s: float) -> None:
-        """Begin an interval at ``now_s``: samples of the last one are forgotten."""
+        """Begin an interval at ``now_s``, without the samples of the last one."""
         self._samples = []
         self._began_s = now_s
 

@@ -54,7 +54,7 @@ class ForecastMethod(Protocol):
     """Forecasts curves."""
 
     async def __call__(self, requests: Sequence[tuple[Sequence[float | None], int]]) -> Sequence[Forecast]:
-        """Forecast each of these histories so many intervals ahead."""
+        """Forecast each of these histories as many intervals ahead as stands beside it."""
         ...
 
 

@@ -55,9 +55,9 @@ from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, measu
 def missed_requests(
     service: QueueingModel, traffic: Traffic, serving: PoolSizes, targets: SlaTargets
 ) -> tuple[float, float] | None:
-    """Return the requests that missed the TTFT and the ITL target in an interval; None: not known.
+    """Return how many requests of an interval missed the TTFT target, and how many the ITL; None: not known.
 
-    ``serving`` are the workers that served in the interval.
+    They are measured, or else estimated for ``serving``, the workers that served in the interval.
     """
     late = dict(traffic.over_ttft).get(targets.ttft_ms)
     long = dict(traffic.over_itl).get(targets.itl_ms)
@@ -70,7 +70,10 @@ def missed_requests(
 def missed_shares(
     service: QueueingModel, traffic: Traffic, serving: PoolSizes, targets: SlaTargets
 ) -> tuple[float, float] | None:
-    """Estimate the parts of an interval's requests that missed either target; None: not known."""
+    """Estimate the part of an interval's requests that missed the TTFT, and that of the ITL.
+
+    None: not known.
+    """
     state = measured_steady_state(service, traffic, serving)
     if state is None or traffic.ttft_ms is None:
         return None
@@ -99,7 +102,7 @@ def update_budget(
     targets: SlaTargets,
     window_s: float,
 ) -> ErrorBudget:
-    """Return the budget after an interval in which these requests missed TTFT and ITL."""
+    """Return the budget after an interval: the past fades, and ``missed`` (TTFT, ITL) counts if known."""
     after = decay_budget(budget, traffic.interval_s, window_s)
     if not missed:
         return after
@@ -110,7 +113,7 @@ def update_budget(
 
 
 def decay_budget(budget: ErrorBudget, passed_s: float, window_s: float) -> ErrorBudget:
-    """Return the budget after some seconds without requests."""
+    """Return the budget after that time, in which nothing is counted and the past fades."""
     fade = math.exp(-passed_s / window_s)
     return ErrorBudget(fade * budget.ttft_requests, fade * budget.itl_requests)
 

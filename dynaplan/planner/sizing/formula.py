@@ -159,7 +159,7 @@ class DecodeInterpolator:
     def find_best_throughput_per_gpu(self, itl_ms: float, context_tokens: float) -> DecodePoint:
         """Return the fullest point whose ITL does not exceed ``itl_ms``; the emptiest when there is none.
 
-        Fullest by KV usage, as in the original: where throughput falls again, a less full point would be
+        Fullest by KV usage, as in Dynamo's planner: where throughput falls again, a less full point would be
         better.
         """
         row = self._row(context_tokens)
@@ -300,7 +300,7 @@ class Formula:
         return workers, f"{why}, {share:.0%} of the time; {decode}"
 
     def _fullest_point(self, load: _MeanLoad, prefill_share: float) -> DecodePoint:
-        """Return the point of the profile with most throughput that keeps the ITL target.
+        """Return the fullest point of the profile's grid that keeps the ITL target.
 
         The ITL grows by the share of its time (0 to 1) in which the worker computes prompts.
         """
@@ -310,7 +310,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class _MeanLoad:
-    """The expected means of an interval, and what is asked of them."""
+    """The expected means of an interval, with the targets and the corrections."""
 
     requests_per_s: float
     isl_tokens: float

@@ -102,7 +102,7 @@ def _is_scarce(wanted: PoolSizes, limits: WorkerLimits) -> bool:
 def _largest_share_minimums(
     state: SteadyState, targets: SlaTargets, limits: WorkerLimits
 ) -> tuple[WorkerLimits, str]:
-    """Return limits whose minimums keep the promises to the largest part of the demand, and say so."""
+    """Return limits whose minimums keep the promises to the largest part of the demand, and a note on it."""
     low, high, least = 0.0, 1.0, limits.least
     for _ in range(DEMAND_BISECTIONS):
         part = (low + high) / 2

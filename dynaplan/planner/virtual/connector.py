@@ -77,14 +77,18 @@ class VirtualConnector:
         return self._counts(await self._read())
 
     async def holds(self) -> RoleHolds:
-        """The holds in force, those of hours that are open included.
+        """The holds in force, those with hours of the day only while these are open.
 
-        A value that cannot be read holds nothing, and is named once.
+        A value that cannot be read holds nothing, and is logged once. Raises TemporaryError while holds that
+        were there are missing in the store.
         """
         return self._holds(await self._read())
 
     async def apply(self, decision: Decision) -> int:
-        """Write the desired counts in one transaction, which fails when what was read has changed."""
+        """Write the desired counts in one transaction.
+
+        Raises TemporaryError when what was read has changed.
+        """
         items = await self._read()
         now = self._counts(items)
         refuse_when_changed(decision, now, self._holds(items))
@@ -109,7 +113,10 @@ class VirtualConnector:
         return await self._store.list(scaling_prefix(self._namespace))
 
     def _counts(self, items: tuple[KeyValue, ...]) -> DesiredCounts:
-        """Read the counts. An acknowledgement that was seen stays: Dynamo's client takes its key along."""
+        """Read the counts; an acknowledgement that was seen holds when its key is gone.
+
+        Dynamo's client has written that key under its own lease.
+        """
         counts = DesiredCounts.from_keys(self._namespace, {item.key: item.value for item in items})
         if not counts.is_pending:
             self._done_id = counts.decision_id

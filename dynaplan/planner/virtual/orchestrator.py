@@ -49,7 +49,10 @@ class Orchestrator:
             await self.carry_out_next()
 
     async def carry_out_next(self) -> DesiredCounts:
-        """Wait for a decision and carry it out; returns the one that was acknowledged in the end."""
+        """Carry out the next decision, and try again until the command succeeds.
+
+        Return what was acknowledged.
+        """
         while True:
             try:
                 await self._client.wait()

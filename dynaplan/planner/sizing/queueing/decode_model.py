@@ -178,7 +178,10 @@ class DecodeBatch:
         return self.batch * self._answers.context_tokens / self._kind.kv_tokens
 
     def chance_of_itl_over(self, limit_ms: float) -> float:
-        """Return the part of the answers of 2 tokens or more whose ITL exceeds ``limit_ms``."""
+        """Return the part of the answers of 2 tokens or more whose ITL exceeds the limit.
+
+        1 when overloaded.
+        """
         if self.overload:
             return 1.0
         room_ms = limit_ms - self.step_ms
@@ -189,7 +192,10 @@ class DecodeBatch:
         )
 
     def chance_of_ttft_over(self, limit_ms: float) -> float:
-        """Return the part of the requests whose TTFT on this aggregated worker exceeds ``limit_ms``."""
+        """Return the part of the requests whose TTFT on this aggregated worker exceeds it.
+
+        1 when overloaded.
+        """
         if self.overload or not self._prompts:
             return 1.0
         mean_ms, variance = self._wait()
@@ -206,7 +212,10 @@ class DecodeBatch:
         return self.ttft_of(self._prompts.mean_tokens, self._prompt_ms)
 
     def ttft_of(self, tokens: float, own_ms: float, deviations: float = 0.0) -> float:
-        """Return the TTFT here, ms, of a prompt of that many tokens to compute that waits so much longer."""
+        """Return the TTFT here, ms, of a prompt with that many tokens to compute; infinite when overloaded.
+
+        It waits ``deviations`` standard deviations longer than on average.
+        """
         if self.overload:
             return math.inf
         wait_ms, variance = self._wait()
@@ -215,7 +224,7 @@ class DecodeBatch:
     # -- the steady state --------------------------------------------------------------------------
 
     def _settle(self) -> str:
-        """Find the smallest balance of step time and batch; return what is overloaded, or ""."""
+        """Set step time and batch to their smallest balance; return what is overloaded, or ""."""
         slots, kv_tokens = self._kind.settings.request_slots, self._kind.kv_tokens
         context, steps = self._answers.context_tokens, self._rate * self._answers.mean_steps
         if self._free <= 0:

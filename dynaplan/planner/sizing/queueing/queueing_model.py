@@ -92,7 +92,10 @@ class QueueingModel:
     is_evenly_routed: bool = False
 
     def slowed(self, prefill_factor: float, decode_factor: float) -> QueueingModel:
-        """Return the service whose steps take so many times as long; aggregated ones ``decode_factor``."""
+        """Return the service whose steps take these times as long.
+
+        An aggregated one takes ``decode_factor``.
+        """
         return replace(
             self,
             decode=self.decode.slowed(decode_factor),
@@ -204,7 +207,10 @@ class SteadyState:
         return MeanTimes(ttft_ms, decoding.step_ms, prefill.utilisation)
 
     def predict(self, workers: PoolSizes, targets: SlaTargets) -> Prediction:
-        """Return times at the targets' percentiles, means and utilisation with that many workers."""
+        """Return times at the targets' percentiles, means and utilisation.
+
+        Infinite times where overloaded.
+        """
         decoding, means = self.decode_batch(workers.decode), self.mean_times(workers)
         if means is None:
             busy = (
@@ -242,7 +248,10 @@ class SteadyState:
 
 
 def percentile_ms(chance_over: Callable[[float], float], percent: float, guess_ms: float) -> float:
-    """Return the ms that ``percent`` of the requests do not exceed, from the chance to exceed a time."""
+    """Return the ms that ``percent`` of the requests do not exceed; infinite above ``MAX_MS``.
+
+    ``chance_over`` is the chance to exceed a time, ``guess_ms`` where the search begins.
+    """
     allowed = 1 - percent / 100
     low_ms, high_ms = 0.0, guess_ms
     while chance_over(high_ms) > allowed:
