@@ -34,7 +34,7 @@ BEST_STATIC = "best-static"
 
 @dataclass(frozen=True)
 class TriedSplit:
-    """Numbers of workers, the GPUs that they hold, and the result. The promise: ``Outcome.keeps``."""
+    """Numbers of workers, the GPUs that they hold, the result, and whether it keeps the promise."""
 
     workers: PoolSizes
     gpus: int
@@ -79,7 +79,7 @@ class BestStatic:
 def find_best_static(
     simulate_split: Callable[[PoolSizes], Result], settings: ServiceSettings, promise: SlaTargets
 ) -> BestStatic:
-    """Return the best split of the deployment's GPUs, which hold at least one worker of each of its roles.
+    """Return the best split of the deployment's GPUs, which have to be enough for one worker of each role.
 
     ``simulate_split`` runs these workers, and no others, through the whole load.
     """
@@ -104,7 +104,7 @@ def find_best_static(
 
 
 def _bisect(holds: Callable[[int], bool], most: int) -> int:
-    """Return the least number, 1 or more, for which it holds, as it does for ``most``."""
+    """Return the least number from 1 on for which ``holds`` is true, as it is for ``most``."""
     failing = 0
     while most - failing > 1:
         middle = (failing + most) // 2

@@ -49,7 +49,7 @@ class CacheChanges:
             self._this_step = []
 
     def publish(self, index: KvIndex, worker: int, now_s: float) -> None:
-        """Tell the index what is heard by now."""
+        """Tell the index, for the worker of that number, of the changes that are heard by ``now_s``."""
         while self._steps and self._steps[0][0] <= now_s:
             for is_stored, blocks in self._steps.popleft()[1]:
                 (index.add if is_stored else index.remove)(worker, blocks)
@@ -86,7 +86,10 @@ class SimulatedEngine:
         self._awaiting_first: deque[EngineRequest] = deque()
 
     def submit(self, request: EngineRequest, at_s: float) -> None:
-        """Queue the request; an idle engine begins with it at that moment. Raises ValueError as the model."""
+        """Queue the request; an idle engine begins with it at that moment.
+
+        Raises ValueError for a request that the engine could never serve.
+        """
         self.model.submit(request)
         self.now_s = max(self.now_s, at_s)
         if request.is_remote:

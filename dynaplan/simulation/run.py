@@ -94,7 +94,7 @@ class ThinnedSeries(Generic[T]):
 
 
 class ChangeCount:
-    """Counts changes of the numbers of workers, one for each role, and the flaps among them."""
+    """Counts changes of the numbers of workers, by role, and flaps: changes back within ``FLAP_S``."""
 
     def __init__(self) -> None:
         self.scale_events = 0
@@ -230,7 +230,7 @@ class SimulationRun:
         self._history.arrived += 1
 
     def result(self) -> Result:
-        """Answer the requests that are left, and return the result."""
+        """Answer the requests that are left, and return the result; those that nobody can answer are lost."""
         service, policy, history, last_s = self.service, self._policy, self._history, self._last_s
         service.advance_decoders(last_s)
         gpu_s = service.pools.gpu_seconds(last_s)

@@ -133,7 +133,10 @@ class SimulatedService:
         self.now_s = at_s
 
     def run_out(self) -> float:
-        """Answer every request in the service; return the moment, in seconds, at which the last one ended."""
+        """Answer every request in the service; those that nobody can answer are lost.
+
+        Returns the moment, in seconds, at which the last one ended.
+        """
         while self._requests and (self._events or any(self.pools.decoders)):
             before = len(self._requests)
             if self._events:
@@ -173,7 +176,10 @@ class SimulatedService:
         self.pools.scale(targets, self.now_s)
 
     def limit_local_prefill(self, most_tokens: int | None, most_running: int | None) -> None:
-        """Have decode workers compute the prompts that these limits allow; None is the first settings'."""
+        """Have decode workers compute the prompts that these limits allow.
+
+        None restores the settings' limit.
+        """
         first = self._first_disaggregation
         after = replace(
             first,
@@ -213,7 +219,7 @@ class SimulatedService:
     # -- requests --------------------------------------------------------------------------------
 
     def arrive(self, traced: TracedRequest) -> None:
-        """Let a request come in now; it is lost when no engine could ever serve it, or it is refused."""
+        """Let a request come in now; one that no engine could ever serve, or that is refused, is lost."""
         engine, _ = self.settings.engines[Role.DECODE]
         tokens = traced.prompt_tokens + traced.output_tokens
         self._count += 1
@@ -262,7 +268,7 @@ class SimulatedService:
             self._submit(key, request, is_remote=False)
 
     def _hold_back(self, key: str, limit: RunningLimit) -> bool:
-        """Have the request wait in front of the workers, as a live frontend does; False where it need not."""
+        """Have the request wait for a place, as at a live frontend; False where it need not, or in vain."""
         self.advance_decoders(self.now_s)
         if not is_held_back(limit, self._running(), len(self._held_back)):
             return False
@@ -352,7 +358,7 @@ class SimulatedService:
             self._schedule(self.now_s + wait_s, self._give_up, key)
 
     def _give_up(self, key: str) -> None:
-        """Have the decode worker compute the prompt, if no prefill worker has."""
+        """Have the decode worker compute the prompt, unless a prefill worker has by now."""
         request = self._requests.get(key)
         if request is None or request.handed_over_s >= 0:
             return
@@ -409,7 +415,10 @@ class SimulatedService:
             self.pools.end_drained(self.now_s)
 
     def _take_over(self, key: str, *, is_remote: bool = True) -> None:
-        """Let the decode worker take the KV entries over, or compute them; another one when it is leaving."""
+        """Give the request to its decode worker, or to another one when that is leaving.
+
+        ``is_remote``: its KV entries come from a prefill worker; else its prompt is computed there.
+        """
         request = self._requests[key]
         assert request.decode and request.entry
         if not request.decode.is_ready and self.pools.decoders:

@@ -83,7 +83,7 @@ def made_up(text: str, names: list[str], seed: int) -> Iterator[Chain]:
 
 
 def length_s(text: str) -> float:
-    """Return for how long the made-up load lasts."""
+    """Return for how many seconds the made-up load lasts; ConfigError for a wrong parameter."""
     return _numbers(text, 1)["duration"]
 
 
@@ -107,7 +107,7 @@ def _numbers(text: str, seed: int) -> Numbers:
 
 
 def _calls(given: Numbers, stream: int) -> Callable[[str, float], ChainCall]:
-    """Return what makes calls with drawn lengths."""
+    """Return a function that makes a call of a model after a pause (s), with drawn lengths."""
     seed = int(given["seed"]) * 1000 + stream
     prompts = lengths(given["isl"], given["isl-cv"], UniformDraws(seed))
     answers = lengths(given["osl"], given["osl-cv"], UniformDraws(seed + 500))

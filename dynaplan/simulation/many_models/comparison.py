@@ -16,10 +16,10 @@ from dynaplan.simulation.many_models.policies import Dynaplan, OwnGpu
 class BoxOutcome:
     """What came of all requests under one policy.
 
-    A *wait* is the time from a request's arrival until a worker took it. ``lost`` requests were refused, cut,
-    or never answered. ``hits`` found their model ready. ``in_time`` is the part of all requests whose TTFT
-    was at most twice that of a ready model with a free slot. ``gpu_hours`` are the hours of whole GPUs that
-    the held memory makes.
+    A *wait* is the time from a request's arrival until a worker took it. ``lost`` is the number that were
+    refused, cut, or never answered. ``hits`` is the part of all requests that found their model ready,
+    ``in_time`` the part whose TTFT was at most twice that of a ready model with a free slot. ``gpu_hours``
+    are the hours of whole GPUs that the held memory makes.
     """
 
     policy: str

@@ -104,7 +104,10 @@ def _levels(given: Numbers, draws: Iterator[float]) -> Iterator[float]:
 
 
 def _merge_clusters(given: Numbers, clusters: Iterator[tuple[float, Iterator[float]]]) -> Iterator[float]:
-    """Merge clusters of arrivals, each with its begin; begins ascend, and so do the times of a cluster."""
+    """Yield the arrivals of all clusters in order.
+
+    Each is (its begin, its ascending times), begins ascend.
+    """
     coming: list[tuple[float, int, Iterator[float]]] = []
     numbers = count()
     begin_s, cluster = next(clusters)

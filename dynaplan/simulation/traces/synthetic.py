@@ -126,7 +126,7 @@ def _evenly(rate: Rate) -> Arrivals:
 
 
 def _passing(rate: Rate, given: Numbers, distance: Callable[[], float], first: float) -> Iterator[float]:
-    """Yield the times at which the rate's integral passes thresholds, up to the duration."""
+    """Yield the times at which the integral of the rate passes ``first``, and then every ``distance()``."""
     noise = _noise(given, UniformDraws(int(given["seed"]) + 3))
     expected, threshold = 0.0, first
     for cell in range(math.ceil(given["duration"] / CELL_S)):
