@@ -148,7 +148,7 @@ class _Header:
         return self._bytes(length).decode(errors="replace")
 
     def tensor(self) -> tuple[int, int]:
-        """Return the values in the next described tensor, and its end, in bytes from the beginning of all."""
+        """Return how many values the next tensor has, and where it ends, in bytes after the begin of all."""
         self.text()
         dimensions = self.number("I")
         if dimensions > MAX_DIMENSIONS:
@@ -159,7 +159,10 @@ class _Header:
         return values, offset + values // block_values * block_bytes
 
     def value(self, kind: int, max_strings: int = MAX_ARRAY_LENGTH) -> Any:
-        """Return the next value; None for one that is passed over, as an array of up to ``max_strings``."""
+        """Return the next value; None for one that is passed over: too long, or a list of texts.
+
+        Raises _Unreadable for a list of more than ``max_strings`` texts.
+        """
         if kind in NUMBER_FORMATS:
             return self.number(NUMBER_FORMATS[kind])
         if kind == STRING:

@@ -13,9 +13,9 @@ HOLD_S = 60.0
 
 
 class HeldHandOffs:
-    """The requests whose KV entries a decode worker still has to read here.
+    """The requests whose KV entries are held here until a decode worker has read them.
 
-    ``let_go`` is called once with the id of each request whose hold ends, by release or after ``hold_s``.
+    ``let_go`` is called with the id of each request whose hold ends, by release or after ``hold_s``.
     """
 
     def __init__(self, let_go: Callable[[str], None] | None = None, hold_s: float = HOLD_S) -> None:
@@ -31,7 +31,7 @@ class HeldHandOffs:
         return len(self._held)
 
     def hold(self, request_id: str) -> None:
-        """Hold the request's KV entries; anew for ``hold_s`` if the queue has delivered it twice."""
+        """Hold the request's KV entries for ``hold_s``; that begins anew when the queue delivers it again."""
         if request_id in self._held:
             self._held[request_id].cancel()
         self._held[request_id] = asyncio.get_running_loop().call_later(self._hold_s, self._expire, request_id)

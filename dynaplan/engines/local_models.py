@@ -116,7 +116,7 @@ def locate_entries(config: Sections, directory: Path, environ: Mapping[str, str]
     """Return the configuration in which each model of ``Models`` that llama.cpp loads is a path.
 
     An entry without an engine gets ``llamacpp`` where its model is a GGUF file, by its path or by its name.
-    A name of several files is a fault, and one that neither this machine nor the hub has.
+    ``faults`` gathers names of several files, and names that neither this machine nor the hub has.
     """
     common = kebab_keys(config.get(COMMON) or {})
     located = dict(config.get(MODELS) or {})
@@ -128,7 +128,10 @@ def locate_entries(config: Sections, directory: Path, environ: Mapping[str, str]
 
 
 def _located_entry(entry: Any, common: Mapping[str, Any], directory: Path, environ: Mapping[str, str]) -> Any:
-    """Return the entry with its model's path and engine; as it is where its model is not llama.cpp's."""
+    """Return the entry with its model's path and engine; as it is where its model is not llama.cpp's.
+
+    Raises ConfigError for a name of several files, or of none here.
+    """
     if not isinstance(entry, Mapping) or "command" in entry:
         return entry  # what is no mapping is refused with the other settings
     given = {**common, **kebab_keys(entry)}
@@ -171,7 +174,7 @@ def _of_ollama(environ: Mapping[str, str]) -> Iterator[LocalModel]:
 
 
 def _ollama_name(parts: tuple[str, ...]) -> str:
-    """Return the name by which Ollama calls the manifest at that place: host, owner, model and tag."""
+    """Return Ollama's name for a manifest at that place (host, owner, model, tag); "" for another file."""
     if len(parts) < 4:
         return ""
     host, owner, *model, tag = parts
@@ -223,7 +226,7 @@ def _of_llama_cpp(environ: Mapping[str, str]) -> Iterator[LocalModel]:
 
 
 def _of_repository(repository: str, file: Path, tool: str) -> LocalModel:
-    """Return a file of a repository: it is called as llama.cpp calls it, with the end of its name."""
+    """Return a repository's file as a model, called ``owner/name:QUANTISATION`` as llama.cpp does."""
     stem = gguf_stem(file)
     kind = stem.replace("-", ".").rpartition(".")[2]
     return LocalModel(f"{repository}:{kind}" if repository else stem, file, tool, repository)

@@ -73,7 +73,7 @@ def absolute_path(engine: str, model: Any, directory: Path) -> Any:
 
 
 def public_name(engine: str, model: Any) -> str:
-    """Name a model that is a path for clients: the path's last part; empty for a model that is a name."""
+    """Return the name for clients of a model that is a path: its last part; empty for one that is a name."""
     if not model_kind(engine) or not isinstance(model, str) or not is_path(model):
         return ""
     return gguf_stem(Path(model))

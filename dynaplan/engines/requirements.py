@@ -27,7 +27,7 @@ class Requirement:
     is_path: bool = False
 
     def find(self) -> str:
-        """Return the module's name or the command's path with which the engine can run; empty for neither."""
+        """Return what the engine runs with: the module's name, or the command's path; empty without both."""
         if importlib.util.find_spec(self.module):
             return self.module
         return shutil.which(self.command) or ""

@@ -60,7 +60,10 @@ class _CachedBlock:
 
 
 class BlockTranslator:
-    """The blocks of one engine. ``block_tokens`` is the size of its blocks, 0 before the first."""
+    """Translates the events of one engine's blocks.
+
+    ``block_tokens`` is the size of these, 0 before the first.
+    """
 
     def __init__(self) -> None:
         self.block_tokens = 0
@@ -71,7 +74,7 @@ class BlockTranslator:
         self._group: int | None = None
 
     def changes(self, events: Iterable[EngineEvent]) -> list[BlockChange]:
-        """Return what the events say, in order; nothing for what says nothing new."""
+        """Return what the events change, in order; one that changes nothing is left out."""
         translated = (self._translate(event) for event in events)
         return [change for change in translated if change is not None]
 
@@ -232,7 +235,10 @@ class BlockEvents:
         self._receive(sequence, frames[2])
 
     def _on_old_message(self, frames: list[bytes]) -> None:
-        """Take one message of a replay: nothing, the topic (vLLM 0.32), the sequence number, the payload."""
+        """Take one message of a replay.
+
+        Its frames are an empty one, the topic (vLLM 0.32), the sequence number and the payload.
+        """
         if not self._is_replaying:
             return
         number = frames[-2] if len(frames) in (3, 4) else b""
@@ -245,7 +251,10 @@ class BlockEvents:
             self._receive_replayed(int.from_bytes(number, "big"), frames[-1])
 
     def _receive_replayed(self, sequence: int, payload: bytes) -> None:
-        """Apply a message of a replay, and before it all earlier ones that wait: no other comes any more."""
+        """Apply a message of a replay, after those waiting that are older.
+
+        What is missing before it is lost.
+        """
         if sequence >= self._next:
             self._waiting[sequence] = payload
         while self._next <= sequence:
@@ -253,7 +262,7 @@ class BlockEvents:
             self._apply_waiting()
 
     def _receive(self, sequence: int, payload: bytes) -> None:
-        """Apply the message if it is the next one; one that is too early waits for those before it."""
+        """Apply the message if it is the next one; keep one that is too early until those before it come."""
         if sequence < self._next:
             return
         self._waiting[sequence] = payload

@@ -232,7 +232,10 @@ class EngineChild:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def _wait_until_gone(self) -> None:
-        """Wait for the end of all, then reap the shim: only after that may its number be used again."""
+        """Wait for the end of all, then reap the shim: only after that may its number be used again.
+
+        Processes that resist SIGKILL for ``KILL_TIMEOUT_S`` are logged and left.
+        """
         if self._process.returncode is not None:
             return
         started_s = time.monotonic()

@@ -90,7 +90,10 @@ class ServerEngine:
         )
 
     def subscribe_kv_events(self, changed: BlockChangesCallback) -> bool:
-        """Call back with what the engine publishes of its blocks, unless it cannot, or the user has it."""
+        """Call back with what the engine publishes of its blocks.
+
+        False, and why in the log, if it does not.
+        """
         try:
             why = self._kind.no_kv_events_reason(self._options)
             if not why:
@@ -106,8 +109,9 @@ class ServerEngine:
     async def start(self) -> None:
         """Start the server and return when it answers.
 
-        Raises WorkerStartFailed when no other start can help (exit code 2), TemporaryError with its last
-        lines when it ends or takes longer than ``start-timeout``.
+        Raises WorkerStartFailed when no other start can help (exit code 2). Raises TemporaryError with its
+        last lines when it ends, ProgramEnded if so by its owner's command, or takes longer than
+        ``start-timeout``.
         """
         try:
             if not await self._try_to_start():
@@ -256,10 +260,10 @@ class ServerEngine:
             await self._end(grace_s)
 
     async def _save_cache(self) -> None:
-        """Save what the next start can use, within seconds; no failure of it is raised."""
+        """Save the KV cache for the next start, within seconds; never raises. By default nothing is saved."""
 
     async def _term_grace_s(self) -> float:
-        """The seconds that the server gets to end by itself; 0 when telling it to would only stall it."""
+        """The seconds that the server gets to end by itself; 0 where SIGTERM would only make clients hang."""
         if self._kind.stalls_on_term and not await self._is_idle():
             return 0.0
         return self._kind.term_grace_s
@@ -312,7 +316,7 @@ class ServerEngine:
         return ProgramEnded(told if code else f"{told.rstrip()}\n{LEFT_FOREGROUND}")
 
     def _turn_to_start(self, directory: Path) -> AbstractAsyncContextManager[None]:
-        """Wait for the others on its GPUs; without GPUs, until cores and memory bear one more."""
+        """Return the context to start in: alone on its GPUs, or when cores and memory bear one more."""
         if gpus := physical_gpus(os.environ):
             return exclusive_start(gpus, directory)
         if not self._kind.measures_memory:
@@ -349,7 +353,7 @@ class ServerEngine:
     async def _ask(
         self, path: str, body: Mapping[str, Any], request_id: str, trace: Mapping[str, str]
     ) -> Mapping[str, Any]:
-        """Ask it, with its own name for the model in place of the client's, unless that is an adapter's."""
+        """Post a request to the engine, which gets its own name for the model, unless an adapter is named."""
         card = self.card()
         model = body.get("model") if body.get("model") in card.get("loras", ()) else card["model"]
         return await self._client.ask(path, {**body, "model": model}, request_id, trace)
@@ -386,8 +390,10 @@ class ServerEngine:
             return ()
 
     async def _end_what_was_left(self) -> None:
-        """Run the command that ends it after a start that failed: a container of an earlier life, which is no
-        child and outlives a SIGKILL of all, may have its name."""
+        """Run the owner's stop command after a start that failed, if it needs no pid.
+
+        A container of an earlier life, which is no child and outlives a SIGKILL of all, may have the name.
+        """
         if PID not in str(self._options.get(STOP_COMMAND, PID)):
             port = self._lease.ports[0] if self._lease else 0
             await run_bounded(self._kind.stop_command(self._options, port, 0), self._kind.term_grace_s)
@@ -424,7 +430,7 @@ def _port_here(url: str) -> int:
 
 
 def _own_ports() -> frozenset[int]:
-    """Return the ports on which servers of this deployment listen by their owner's word."""
+    """Return the ports on which servers of this deployment listen by their option ``url``."""
     sections = ServiceConfig.get_instance().values()
     return frozenset(_port_here(str(each["url"])) for each in sections if each.get("url"))
 

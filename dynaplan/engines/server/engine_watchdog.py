@@ -70,7 +70,7 @@ class EngineWatchdog:
             self._polling = asyncio.create_task(self._poll_forever(), name="engine watch")
 
     def stop(self) -> None:
-        """End polling; the engine is not found to be hung any more."""
+        """End polling: from now on the engine is not found to be hung."""
         if self._polling is not None:
             self._polling.cancel()
             self._polling = None
@@ -109,7 +109,7 @@ class EngineWatchdog:
         self._add_stuck_time(is_well)
 
     def _add_stuck_time(self, is_well: bool) -> None:
-        """Add the time since the last poll to the time without progress, or begin that anew.
+        """Add the time since the last poll to the time without progress, which begins anew if all is well.
 
         Time in which this process did not run is not counted against the engine.
         """

@@ -177,7 +177,10 @@ async def prefill_first(
     hand_off: str,
     fields: Mapping[str, Any],
 ) -> None:
-    """Prefill first, then decode: ``fields`` join the prefill request, its answer has ``hand_off``."""
+    """Prefill first, then decode: ``fields`` join the prefill request, its answer has ``hand_off``.
+
+    Raises TemporaryError for an answer without it.
+    """
     answer = await ask(request.path, prefill_body(request, **fields), request.request_id)
     taken = answer.get(hand_off)
     if not isinstance(taken, Mapping):

@@ -19,7 +19,7 @@ Labelled = tuple[Mapping[str, str], float]
 
 @dataclass(frozen=True)
 class CounterNames:
-    """One engine's names for what it counts of its steps (``engine_counters``); each for its versions.
+    """One engine's names for what it counts of its steps (``engine_counters``), of all its versions.
 
     ``generated`` are all tokens of answers; with ``prompts`` (their number) the first ones are left out.
     ``sequences_per_step`` is a mean over all steps, in place of ``generated``. ``mode_label`` tells samples

@@ -32,7 +32,10 @@ KEYS = frozenset({COMMAND, "check", URL, STOP_COMMAND, "model", "served-model-na
 
 
 def check_command(options: Options) -> Command:
-    """Return the command; raises ConfigError for one that cannot be started, or for an option of no use."""
+    """Return the command.
+
+    Raises ConfigError if it cannot be started, or for an option that it does not take.
+    """
     WorkerSettings.from_options(options)
     command = read_command(options.get(COMMAND))
     if not command.words:
@@ -60,7 +63,7 @@ def _check_program(option: str, given: object, program: str, instead: str) -> No
 
 
 def check_engine_command(options: Options, engine: str) -> None:
-    """Raise ConfigError for a command that cannot be started, or that is not known to start this engine."""
+    """Raise ConfigError for a command that cannot be started, or that does not start a known engine."""
     check_command(options)
     if engine_command(options) is None:
         raise ConfigError(
@@ -92,7 +95,10 @@ def command_line(options: Options, port: int) -> LaunchLine:
 
 
 def variables(command: Command, port: int) -> dict[str, str]:
-    """Return the variables that the command assigns, and those of the worker that name the port."""
+    """Return the variables that the command assigns, and the worker's own in which ``${PORT}`` stands.
+
+    In both the port is put in.
+    """
     given = {name: value for name, value in os.environ.items() if PORT in value} | dict(command.environment)
     return {name: value.replace(PORT, str(port)) for name, value in given.items()}
 

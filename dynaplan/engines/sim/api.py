@@ -43,7 +43,10 @@ _FILLER = frozenset(string.ascii_lowercase + " ")
 
 
 def split(body: Mapping[str, Any], *, is_chat: bool) -> tuple[str, str] | None:
-    """Split a prompt into the text before its answer and the answer's beginning; None when it has none."""
+    """Split a prompt that ends with the beginning of its answer into its text before that, and that.
+
+    None for a prompt that does not.
+    """
     if is_chat:
         return split_last_message(body.get("messages")) if is_continuation(body) else None
     prompt = text_prompt(body, is_chat=False)
@@ -52,7 +55,7 @@ def split(body: Mapping[str, Any], *, is_chat: bool) -> tuple[str, str] | None:
 
 
 def _answer_start(prompt: str) -> int:
-    """Return the place in the prompt where an answer of this engine begins; 0 or less for none."""
+    """Return where an answer of this engine begins in the prompt; 0 or less where none does."""
     whole = prompt.rfind(INTRODUCTION)
     if whole > 0 and _FILLER.issuperset(prompt[whole + len(INTRODUCTION) :]):
         return whole
@@ -156,7 +159,10 @@ def read_request(body: object, *, is_chat: bool, model: str, context_tokens: int
 def _answer_tokens(
     body: Mapping[str, Any], question: Sequence[int], begun: int, room: int
 ) -> tuple[int, str]:
-    """Choose the answer's length in tokens and its finish reason; without a limit it ends by itself."""
+    """Choose the answer's length in tokens and its finish reason; without a limit it ends by itself.
+
+    Raises UserError for a limit that the context has no room for.
+    """
     limit = _answer_limit(body, "max_completion_tokens") or _answer_limit(body, "max_tokens")
     if limit is not None:
         if limit > room:
@@ -176,7 +182,7 @@ def _answer_limit(body: Mapping[str, Any], key: str) -> int | None:
 
 
 def _stop(value: Any) -> tuple[str, ...]:
-    """Read the texts at which the answer ends: none, one, or a list."""
+    """Read the texts at which the answer ends: none, one, or a list; UserError for anything else."""
     texts = [] if value is None else [value] if isinstance(value, str) else value
     is_list = isinstance(texts, list) and len(texts) <= MAX_STOPS
     if not is_list or not all(isinstance(text, str) and text for text in texts):
@@ -213,7 +219,7 @@ def answer_offset(prompt: tuple[int, ...]) -> int:
 
 
 def _whole_words(asked: CompletionRequest) -> int | None:
-    """Return the characters, in whole words, of an answer that ends in the introduction; None for others."""
+    """Return the characters of an answer cut within the introduction, to whole words; None for others."""
     end = asked.max_tokens * BYTES_PER_TOKEN + asked.begun - asked.begun % BYTES_PER_TOKEN
     if end >= len(INTRODUCTION) or INTRODUCTION[end] == " ":
         return None
@@ -221,7 +227,7 @@ def _whole_words(asked: CompletionRequest) -> int | None:
 
 
 class AnswerText:
-    """The text of every answer in pieces, JSON-encoded without their quotes."""
+    """The text of every answer, an introduction and filler words, in pieces: JSON without quotes."""
 
     def __init__(self, seed: int) -> None:
         self._introduction = _pieces(INTRODUCTION)
@@ -251,10 +257,10 @@ class AnswerText:
 
     @staticmethod
     def _first(text: str, stop: str, min_tokens: int, known: int) -> tuple[int, int, int] | None:
-        """Find a stop text that ends behind the first tokens; return the tokens with it, and its place.
+        """Find a stop text that ends behind the first ``min_tokens``; None without one.
 
-        The place is counted in characters from the beginning of the first token, of which the ``known``
-        ones are not in the text.
+        Return the tokens up to it, and its begin and end in characters from the beginning of the first token,
+        of which the ``known`` ones are not in the text.
         """
         earliest_end = min_tokens * BYTES_PER_TOKEN + 1 - known
         begin = text.find(stop, max(0, earliest_end - len(stop)))
@@ -292,10 +298,10 @@ def _pieces(text: str) -> list[bytes]:
 
 
 class Rendering:
-    """The answer to one request as bytes. ``number`` makes its id unique.
+    """The answer to one request as bytes; ``number`` makes its id unique.
 
-    Of several prompts in one request it is the answer to the one of that ``index``, and ``prompt_tokens`` are
-    those of all.
+    If the request has several prompts it is the answer to the one of that ``index``, and ``prompt_tokens``
+    are those of all.
     """
 
     def __init__(

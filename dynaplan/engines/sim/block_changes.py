@@ -20,11 +20,11 @@ class _Origin:
 
 
 class BlockChanges:
-    """A ``dynaplan.engines.timing_model.kv_blocks.BlockListener`` that makes changes of what it hears.
+    """A ``dynaplan.engines.timing_model.kv_blocks.BlockListener`` that turns what it hears into changes.
 
     ``flush`` calls ``changed`` with those since the last time, in their order. The model knows blocks by
-    their chained hashes only, so what else a change says is kept as long as a prompt or the cache has the
-    block.
+    their chained hashes only, so the rest of a change is kept here for as long as a prompt or the cache has
+    the block.
     """
 
     def __init__(self, changed: Callable[[Sequence[BlockChange]], None], block_tokens: int) -> None:
@@ -56,12 +56,12 @@ class BlockChanges:
         self._pending.append((block, origin))
 
     def removed(self, block: int) -> None:
-        """Note that a block's place was needed."""
+        """Note that a block is evicted."""
         self._release(block)
         self._pending.append((block, None))
 
     def flush(self) -> None:
-        """Report the changes since the last call, if there are any."""
+        """Call ``changed`` with the changes since the last time, if there are any."""
         if self._pending:
             pending, self._pending = self._pending, []
             self._changed(list(_changes(pending)))

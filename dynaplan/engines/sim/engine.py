@@ -114,10 +114,10 @@ WAKE_S = 0.82
 
 
 class SimEngine:
-    """An ``Engine`` without a GPU; real queueing, batching and KV, timed from a measured profile.
+    """An ``Engine`` without a GPU: real queueing, batching and KV blocks, timed by a measured profile.
 
-    Others take its hand-offs at the worker's own HTTP server; the role is only in the card. Raises
-    ConfigError for a wrong option.
+    Others take its hand-offs at the worker's own HTTP server. Its role is told in the card, and changes
+    nothing else. Raises ConfigError for a wrong option.
     """
 
     def __init__(self, options: Mapping[str, Any], context: EngineContext) -> None:

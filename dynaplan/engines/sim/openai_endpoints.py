@@ -52,7 +52,10 @@ class LiveAnswer:
         self.waiter: asyncio.Future[None] | None = None
 
     async def progress(self, seen_tokens: int) -> None:
-        """Wait for more tokens than ``seen_tokens`` (a stream), or for all; raises the failure."""
+        """Wait for more tokens than ``seen_tokens`` if it is streamed, else for all.
+
+        Raises the answer's failure.
+        """
         while not self.is_finished and not (self.is_streamed and self.ready_tokens > seen_tokens):
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter

@@ -435,9 +435,9 @@ class EngineModel:
             self.totals.external += request.prompt_tokens - request._context
 
     def _publish(self, request: EngineRequest) -> None:
-        """Publish the blocks of the prompt that are full now; they become shared ones of the request.
+        """Publish the prompt's blocks that are full now, for other requests to share.
 
-        A block that another request published meanwhile ends it: what follows stays private.
+        Ends at a block that another request has published meanwhile: it and what follows stay private.
         """
         if not self.settings.is_prefix_caching:
             return
@@ -449,7 +449,7 @@ class EngineModel:
             shared.append(block)
 
     def _decode_only(self, decodes: int, kv_tokens: int, horizon_s: float) -> tuple[int, float]:
-        """Return the number of decode steps to do at once, and their duration in ms."""
+        """Return how many decode steps to do at once, and the ms of all of them."""
         decode_ms = self.timing.decode_ms
         if horizon_s <= 0.0:
             return 1, decode_ms(decodes, kv_tokens)
@@ -489,9 +489,9 @@ class EngineModel:
         return finished
 
     def _complete(self, chunks: Sequence[Chunk]) -> tuple[list[EngineRequest], list[EngineRequest]]:
-        """Let requests whose prompt is computed emit a token; return them, and those that end with it.
+        """Let requests whose prompt is computed emit a token.
 
-        The others decode from the next step on.
+        Return these, and those of them that end with it. The others decode from the next step on.
         """
         started, ended = [], []
         for request, _, _ in chunks:

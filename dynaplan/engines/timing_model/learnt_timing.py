@@ -142,7 +142,7 @@ class StepLine:
 
     @classmethod
     def through(cls, timing: StepTiming, kv_tokens: int) -> StepLine:
-        """The line through a profile: two batches of half and all of a context, a prompt of 1,000 tokens."""
+        """Return the line through a profile's times of batches of 1 and 8, two contexts, and two prompts."""
         context = max(1.0, min(1000.0, kv_tokens / 16))
         few, many = timing.decode_ms(1, context), timing.decode_ms(8, 8 * context)
         deep = timing.decode_ms(8, 16 * context)
@@ -184,7 +184,7 @@ class LearntTiming:
 
     @property
     def beats_its_prior(self) -> bool:
-        """True when a profile, from which its prior comes, foretold clearly worse."""
+        """True when it is usable, and predicts clearly better than the profile that it began with."""
         return self.is_usable and self.prior_error > max(NOISE, self.error / BETTER_FACTOR)
 
     @property
@@ -192,7 +192,11 @@ class LearntTiming:
         return KNOWN_FACTOR * max(1.0, self.largest_batch)
 
     def decode_ms(self, sequences: float, kv_tokens: float) -> float:
-        """Return the ms of a step that only decodes; careful beyond the batches that were seen."""
+        """Return the ms of a step that only decodes.
+
+        Beyond the batches that were seen it grows as fast as learnt, or as the prior has it, whichever is
+        more.
+        """
         known = min(sequences, self.known_batch)
         known_kv = kv_tokens * known / sequences if sequences else 0.0
         line_ms = self.line.decode_ms(known, known_kv) * interpolated(self.curve, known)
@@ -212,7 +216,7 @@ class LearntTiming:
         )
 
     def timing(self) -> StepTiming:
-        """Return it in the form of a profile: each prompt of a step pays F, the step a once."""
+        """Return it in the form of a profile, in which each prompt of a step costs a fixed time, too."""
         line, step_ms = self.line, self.decode_ms(1, 0.0)
 
         def prefill_ms(tokens: int) -> float:
@@ -248,7 +252,7 @@ class LearntTiming:
 
 
 def describe(learnt: LearntTiming) -> str:
-    """Say what is known, in a line."""
+    """Say in a line what is known."""
     if not learnt.equations:
         return "nothing learnt yet: no busy second was seen"
     batch = max(1, round(learnt.largest_batch))
@@ -301,7 +305,7 @@ class StepLearner:
         return self._known or LearntTiming(self.prior, self.prior)
 
     def begin_with(self, before: LearntTiming) -> None:
-        """Go on from what was learnt last time: it counts as ``MIN_EQUATIONS`` equations and as the prior."""
+        """Go on from an earlier run's result: it counts as ``MIN_EQUATIONS`` equations, and as the prior."""
         self.prior = StepLine(*(max(value, MIN_SHARE) for value in before.line.coefficients))
         self.spread = MEASURED_SPREAD
         self._known = LearntTiming(
@@ -312,7 +316,7 @@ class StepLearner:
         self._prior_misses = MIN_EQUATIONS * before.prior_error
 
     def learn(self, counts: StepCounts) -> None:
-        """Foretell an equation, note the error, and learn it. One without time or steps says nothing."""
+        """Predict an equation, note the error, and learn it; one without time or steps is ignored."""
         if counts.busy_ms <= 0 or counts.steps <= 0:
             return
         known = self.known
@@ -407,7 +411,7 @@ class StepLearner:
 
 
 def foretell_ms(learnt: LearntTiming, counts: StepCounts) -> float:
-    """Return the time that a span with these counts is expected to take, ms."""
+    """Return the ms that a span with these counts is expected to take."""
     kv_tokens = counts.kv_token_steps / counts.steps if counts.steps else 0.0
     decode_ms = counts.steps * learnt.decode_ms(counts.batch, kv_tokens)
     return (
