@@ -132,7 +132,7 @@ class TimeAxis:
 
 @dataclass(frozen=True)
 class ClockAxis(TimeAxis):
-    """The same with the times of a clock, which shows ``began_s`` at 0, in seconds since midnight."""
+    """A time axis with the times of a clock, which shows ``began_s`` at 0, in seconds since midnight."""
 
     began_s: float = 0.0
 

@@ -68,7 +68,10 @@ class AiConfigurator:
 
 
 def find_aiconfigurator(model: str, gpu_type: str, engine: str) -> AiConfigurator:
-    """Return its times; raises ConfigError when it is not installed, or not for that engine."""
+    """Return what estimates the model's times.
+
+    ConfigError if aiconfigurator is missing or lacks the engine.
+    """
     if not engine_kind(engine).is_dynamo_backend:
         known = ", ".join(name for name in ENGINES if engine_kind(name).is_dynamo_backend)
         raise ConfigError(f"aiconfigurator knows no engine '{engine}'", hint=f"Expected one of {known}.")
@@ -100,14 +103,17 @@ class EstimatedEngine:
 
     @property
     def origin(self) -> str:
-        """The words that go with every point."""
+        """What every point is marked with: estimated, and by what."""
         place = f"{self.model} on {self.gpu_type} with {self.times.backend}"
         return f"estimated, not measured: by aiconfigurator {self.times.version}, of {place}"
 
     async def run_stage(
         self, stage: Stage, loads_of: LoadsOf, journal: Journal, progress: Progress
     ) -> StageResult:
-        """Return the points that an engine would be measured at; raises SizeUnusable where one cannot be."""
+        """Return estimates of the points at which an engine would be measured.
+
+        SizeUnusable where one has none.
+        """
         options = section_options(stage.config, WORKER)
         facts = EngineFacts(
             self.model,

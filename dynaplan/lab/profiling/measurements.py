@@ -111,7 +111,7 @@ def measured_profile(
 
 
 def _measured_at(measurements: Sequence[Measurements], size: int) -> Measurements:
-    """Every measurement at that tensor parallel size, in one."""
+    """Every measurement at that tensor parallel size, in one; raises ConfigError without any."""
     parts = [each for each in measurements if each.tensor_parallel_size == size]
     if not parts:
         raise ConfigError(f"nothing was measured at tensor parallel size {size}")

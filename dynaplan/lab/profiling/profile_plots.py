@@ -107,7 +107,7 @@ def _cost(goal: Goal, measured: Sequence[Measurements]) -> Plot:
 
 
 def _undominated(by_itl: Iterable[DecodeChoice]) -> list[DecodeChoice]:
-    """Leave out the choices with no more throughput than one of a smaller ITL."""
+    """Return the choices, given by rising ITL, that have more throughput than all before them."""
     kept: list[DecodeChoice] = []
     for choice in by_itl:
         if not kept or choice.tokens_per_s_per_gpu > kept[-1].tokens_per_s_per_gpu:

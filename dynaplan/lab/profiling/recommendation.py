@@ -80,8 +80,8 @@ class Bounds:
 class Recommendation:
     """The sizes and thresholds to serve with, and why.
 
-    ``profile`` holds the measurements of the two chosen sizes. ``lines`` are for the log, in the original's
-    words; ``notes`` are warnings beyond them.
+    ``profile`` holds the measurements of the two chosen sizes. ``lines`` are for the log, in the words of
+    Dynamo's profiler; ``notes`` are warnings beyond them.
     """
 
     goal: Goal

@@ -142,7 +142,7 @@ class _Profiler:
         return ProfileResult(tuple(measured), recommendation, tuple(files))
 
     async def _candidates(self, loads_of: Callable[[Phase], LoadsOf]) -> list[Measurements]:
-        """Measure every size. Sizes that fail are left out; when all fail, raise the first failure."""
+        """Measure every size; those that fail are left out. Raises the first failure when all fail."""
         measured: list[Measurements] = []
         failures: list[DynaplanError] = []
         for size in self._sizes:
@@ -219,7 +219,10 @@ class _Profiler:
         return [*self._target_decode(facts), *points]
 
     def _context_tokens(self, facts: EngineFacts) -> int:
-        """The longest request to measure, in tokens; ConfigError when the engine's context is shorter."""
+        """The longest request to measure, in tokens.
+
+        ConfigError when more was asked for than the engine's context.
+        """
         wanted = self._options.max_context_tokens
         if wanted and facts.context_tokens and wanted > facts.context_tokens:
             raise ConfigError(

@@ -57,7 +57,7 @@ class ManyModels:
 
 
 def read_models(text: str) -> dict[str, SimulatedModel]:
-    """Read ``20,13@40,e5=1``: memory in GB, perhaps with a name before and the seconds of a load behind.
+    """Read models from ``20,13@40,e5=1``: GB of memory each, ``NAME=`` before, ``@SECONDS`` of a load behind.
 
     Raises ConfigError for another text.
     """
@@ -122,7 +122,10 @@ def run_comparison(options: ManyModels) -> list[BoxOutcome]:
 
 
 def load_of(options: ManyModels) -> tuple[Callable[[], Iterable[Chain]], float]:
-    """Return a function that creates the load again for each policy, and the load's duration."""
+    """Return what creates the load, anew for each policy, and the load's duration in s.
+
+    Raises ConfigError for what is neither a file nor a made-up load.
+    """
     names = list(options.models)
     if is_made_up(options.trace):
         return lambda: made_up(options.trace, names, options.seed), length_s(options.trace)

@@ -105,7 +105,7 @@ class SimulatedGraph:
         }
 
     def _engine(self, name: str) -> dict[str, Any]:
-        """Return a service's engine options; as in ``dynaplan serve``, a worker's GPUs divide its layers."""
+        """Return a service's engine options, with the tensor parallel size that a worker's GPUs make."""
         options = dict(self.sections[name])
         gpus = self._count(name, 0, "resources", "gpu")
         if gpus > 1:
@@ -113,7 +113,10 @@ class SimulatedGraph:
         return options
 
     def _count(self, name: str, least: int, *keys: str) -> int:
-        """Return a number in the service's ``ServiceArgs``; 1 when it is absent, or for a share of a GPU."""
+        """Return a number in the service's ``ServiceArgs``; 1 when it is absent, or for a share of a GPU.
+
+        Raises ConfigError for one that is not whole, or below ``least``.
+        """
         value: Any = self.service_args[name]
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None

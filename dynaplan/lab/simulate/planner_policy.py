@@ -100,13 +100,16 @@ class PlannerPolicy:
         return self._service.now_s
 
     async def desired(self) -> DesiredCounts:
-        """Return the desired counts, which are acknowledged as soon as every wanted worker serves."""
+        """Return the desired counts; they are acknowledged once every wanted worker serves."""
         if self._service.pools.is_carried_out():
             self._desired = replace(self._desired, scaled_decision_id=self._desired.decision_id)
         return self._desired
 
     async def pull_traffic(self) -> None:
-        """Have the service count the arrivals since the last pull; the first pull ends no time."""
+        """Have the service's meter note the arrivals since the last pull.
+
+        A pull at the moment at which an interval begins is left out: no time has passed.
+        """
         if self._service.now_s > self._observed_s:
             self._service.meter.pull()
 
@@ -140,7 +143,10 @@ class PlannerPolicy:
         return self._with_backtest(observation, state) if self._schedule else observation
 
     def _with_backtest(self, observation: Observation, state: PlannerState) -> Observation:
-        """Return the observation with the answer that holds; virtual time does not pass meanwhile."""
+        """Return the observation with the answer that holds; a backtest that is due is computed first.
+
+        Virtual time does not pass meanwhile.
+        """
         schedule, settings, model = self._schedule, self._settings, self._model
         assert schedule
         assert model
@@ -153,7 +159,7 @@ class PlannerPolicy:
     def record(
         self, before: PlannerState, observation: Observation, decision: Decision, after: PlannerState
     ) -> None:
-        """Hand the decision to whoever wants to know."""
+        """Hand the decision to ``on_decision``, if there is one."""
         if self._on_decision:
             self._on_decision(before, observation, decision, after)
 
@@ -164,7 +170,7 @@ class PlannerPolicy:
             service.limit_local_prefill(tuning.max_local_prefill_tokens, tuning.max_local_running)
 
     async def apply(self, decision: Decision) -> bool:
-        """Have the simulated service scale to the desired counts; it refuses none: True."""
+        """Have the simulated service scale to the desired counts; it never refuses, so the answer is True."""
         desired, last = decision.desired, self._desired
         self._desired = replace(
             last,
@@ -183,7 +189,7 @@ class PlannerPolicy:
 
 
 def _run_without_waiting(step: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end; nothing in virtual time waits, so no event loop is needed."""
+    """Run a coroutine to its end without an event loop; RuntimeError for one that waits."""
     try:
         step.send(None)
     except StopIteration:

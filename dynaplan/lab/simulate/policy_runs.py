@@ -127,9 +127,9 @@ PROGRESS_EVERY = 64
 
 
 def run_load(options: SimulateOptions, load: Trace | ClosedLoop) -> Iterator[Result]:
-    """Return the result of each policy under that load in place of the options' trace, in their order.
+    """Yield the result of each policy under that load in place of the options' trace, in their order.
 
-    Raises ConfigError at once.
+    Raises ConfigError at once, not with the first result.
     """
     settings = service_settings(options)
     runs = [_run(name, load, options, settings) for name in options.policies]
@@ -137,9 +137,10 @@ def run_load(options: SimulateOptions, load: Trace | ClosedLoop) -> Iterator[Res
 
 
 def run_simulations(options: SimulateOptions, watch: ProgressCallback | None = None) -> Iterator[Result]:
-    """Return the result of each policy on the same trace, in their order; raises ConfigError at once.
+    """Yield the result of each policy on the same trace, in their order.
 
-    With ``watch`` the trace is read once more beforehand, for its length.
+    Raises ConfigError at once, not with the first result. With ``watch`` the trace is read once more
+    beforehand, for its length.
     """
     settings = service_settings(options)
     trace = _ReadAhead(_trace(options))
@@ -151,7 +152,7 @@ def run_simulations(options: SimulateOptions, watch: ProgressCallback | None = N
 
 
 def recommend_policy(options: SimulateOptions, watch: ProgressCallback | None = None) -> PolicyRecommendation:
-    """Return what the options' policies, and other settings of the first one, recommend, with each result.
+    """Return what the results of the options' policies, and of other settings of the first, recommend.
 
     The first policy is that of the deployment as it is. Each is simulated as it would be served, which is not
     how ``run_simulations`` compares them: only one that plans for targets dispatches by their deadline.
@@ -167,7 +168,7 @@ def recommend_policy(options: SimulateOptions, watch: ProgressCallback | None = 
 
 
 def _simulate_served(name: str, options: SimulateOptions, watch: ProgressCallback | None) -> Result:
-    """Return the result of a policy that is the deployment's own."""
+    """Return the result of a policy as if it were the deployment's own, which decides on the dispatch."""
     policy = _planned(name).get("policy", "load")
     own = replace(options, policies=(name,), planner={**options.planner, "policy": policy})
     return next(run_simulations(own, watch))
@@ -229,7 +230,7 @@ def _promise(options: SimulateOptions, settings: ServiceSettings) -> SlaTargets:
 
 
 def _check_gpus(name: str, workers: PoolSizes, settings: ServiceSettings) -> None:
-    """Raise ConfigError when the GPUs cannot hold what a policy begins with, or the least that answers."""
+    """Raise ConfigError when the GPUs cannot hold these workers, which the policy of that name needs."""
     needed = sum(workers.of(role) * gpus for role, gpus in settings.gpus_per_worker.items())
     if needed > settings.gpus:
         raise ConfigError(
@@ -283,7 +284,7 @@ def deadline_of(options: SimulateOptions) -> PrefillDeadline:
 
 
 def warnings(options: SimulateOptions) -> list[str]:
-    """Return sentences about what the simulation cannot tell: GPUs that its profile does not time."""
+    """Return a sentence for each number of GPUs of a worker that its profile has no times of."""
     found = {}
     for role in SCALED_ROLES if options.is_disaggregated else (Role.DECODE,):
         checked = SimOptions.from_options(options.engine_of(role))
@@ -387,7 +388,10 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
 def _learning(
     planner: PlannerSettings, model: PerformanceModel, options: SimulateOptions
 ) -> StepLearning | None:
-    """Return what learns the engines' steps; None where the planner has their own profile."""
+    """Return what learns the engines' steps.
+
+    None where the planner's profile is the simulated engines' own.
+    """
     if planner.profile_results_dir == SimOptions.from_options(options.engine).profile_name:
         return None
     return simulated_learning(model.service, is_needed=not has_profile(planner))

@@ -38,7 +38,10 @@ class TriedSetting:
 
 
 def settings_beside(options: SimulateOptions, *, is_by_targets: bool) -> Iterator[TriedSetting]:
-    """Yield what is tried; ``is_by_targets``: the deployment's own policy plans for targets."""
+    """Yield the settings to try: sizes of the engines' steps and batches, and what the planner may tune.
+
+    ``is_by_targets``: the deployment's own policy plans for targets; only then the planner can tune.
+    """
     prefill = Role.PREFILL if options.is_disaggregated else Role.DECODE
     for role, option, field in (
         (prefill, STEP_OPTION, "batched_tokens"),
@@ -66,7 +69,7 @@ def _with_planner(options: SimulateOptions, option: str) -> TriedSetting:
 
 
 def _untuned(options: SimulateOptions) -> list[str]:
-    """Return the settings that the planner could set by itself, and does not."""
+    """Return the options that the planner could tune by itself, and does not."""
     names = ["max-running-requests"]
     if options.is_disaggregated and options.disaggregation.is_conditional:
         names.append("max-local-prefill-length")

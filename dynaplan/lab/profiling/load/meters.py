@@ -69,8 +69,8 @@ async def measure_prefill(
 ) -> PrefillMeasurement:
     """Measure the TTFT of a prompt alone in the engine, with another prompt each time.
 
-    The least of several counts: what delays the others is not the engine's. Raises PermanentError when an
-    answer fails, or has other numbers of tokens than were sent and asked for.
+    Of several requests the fastest counts: what delays the others is not the engine's. Raises PermanentError
+    when an answer fails, or has other numbers of tokens than were sent and asked for.
     """
     first = PREFILL_NUMBER * load.isl_tokens
     ttfts_s: list[float] = []
@@ -115,12 +115,12 @@ class DecodeMeter:
         return None
 
     def _most_concurrent(self, load: DecodeLoad) -> int:
-        """The concurrency to begin with: none that was too many before, for prompts no longer than these."""
+        """The concurrency to begin with: below all that were too many for prompts no longer than these."""
         halves = (other.concurrency // 2 for other in self._too_many if other.isl_tokens <= load.isl_tokens)
         return min((load.concurrency, *halves))
 
     async def _measured(self, load: DecodeLoad, answers: Sequence[Answer]) -> DecodeMeasurement | None:
-        """Measure these answers, or new ones of the same load when these tell nothing."""
+        """Measure these answers, or new ones of the same load when they tell nothing; None if none do."""
         for _ in range(MAX_ATTEMPTS):
             itl_ms = shared_itl_ms(answers)
             if itl_ms is not None:
@@ -157,7 +157,7 @@ async def _answer(
 
 
 async def _all_of(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Run all calls at once; the first failure ends the others."""
+    """Run all calls at once; the first failure cancels the others, and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]
