@@ -67,12 +67,12 @@ _DEVICE_INTERFACE = "nvidia.com/gpu="
 
 @dataclass(frozen=True)
 class GpuWords:
-    """What the words choose: ``masks`` as in ``CUDA_VISIBLE_DEVICES``, each within the one before.
+    """What a program's words choose: ``masks`` as in ``CUDA_VISIBLE_DEVICES``, each within the one before.
 
-    ``positions`` are those of the visible ones that it uses, ``number`` is how many (``is_at_most``: or fewer
-    where it sees fewer); None where that is not said. ``largest_part`` is the part of the model on its
-    fullest GPU, 0 where it is spread evenly. ``is_visibility_pinned``: a mask or a container decides what it
-    sees, whatever variable its process gets. ``said`` are the words.
+    ``positions``, among the visible GPUs, are those that it uses, and ``number`` is how many (``is_at_most``:
+    or fewer where it sees fewer); None where that is not said. ``largest_part`` is the part of the model on
+    its fullest GPU, 0 where it is spread evenly. ``is_visibility_pinned``: a mask or a container decides what
+    it sees, whatever variable its process gets. ``said`` are the words.
     """
 
     masks: tuple[str, ...] = ()
@@ -88,9 +88,10 @@ class GpuWords:
 class OwnersGpus:
     """The owner's choice on this box.
 
-    ``number`` is how many GPUs a worker has, None where he leaves that open; ``allowed`` are those that it
-    may have, empty for any. ``visible`` are those that its process has to see, in its order, where they are
-    more than its own. ``missing`` says which of the words name no GPU of the deployment.
+    ``number`` is how many GPUs a worker has, None where he leaves that open; ``allowed`` are the indices of
+    those that it may have, empty for any. ``visible`` are those that its process has to see, in its order,
+    where they are more than its own. ``missing`` says that the words name no GPU of the deployment, "" where
+    they do.
     """
 
     number: int | None = None
@@ -138,7 +139,7 @@ def read(words: Sequence[str], environment: Mapping[str, str]) -> GpuWords:
 
 
 def on_box(chosen: GpuWords, inventory: Sequence[Gpu]) -> OwnersGpus:
-    """Return the choice as GPUs of the inventory."""
+    """Return the choice in indices of the inventory."""
     if chosen.number == 0:
         return OwnersGpus(0, said=chosen.said)
     visible = list(inventory)
@@ -165,7 +166,7 @@ def _these(chosen: GpuWords, used: Sequence[Gpu], seen: tuple[int, ...] = ()) ->
 
 
 def _nothing(chosen: GpuWords, inventory: Sequence[Gpu]) -> OwnersGpus:
-    """Return the choice of GPUs that are not the deployment's: the program's memory is not counted there."""
+    """Return the choice of no GPU of the deployment: by a mask of none, or by words that name other ones."""
     if all(mask in ("", "-1", "none", "void") for mask in chosen.masks[-1:]) and chosen.masks:
         return OwnersGpus(0, said=chosen.said)
     there = ", ".join(str(gpu.index) for gpu in inventory)
@@ -186,7 +187,7 @@ def _masked(visible: Sequence[Gpu], mask: str, *, by_position: bool) -> list[Gpu
 
 
 def _without_shells(words: Sequence[str]) -> list[str]:
-    """Return the words with those of ``bash -c "..."`` in the place of that text."""
+    """Return the words; the script of ``bash -c "..."`` is split into its words."""
     found: list[str] = []
     for position, word in enumerate(words):
         is_script = (
@@ -216,7 +217,7 @@ def _container_begin(words: Sequence[str]) -> int:
 
 
 def _assignments(words: Sequence[str]) -> dict[str, str]:
-    """Return the variables that words set: each ``NAME=value`` in capitals, after ``env`` or ``;``, too."""
+    """Return the variables that words set, each ``NAME=value`` in capitals, wherever it stands."""
     found = (_ASSIGNMENT.fullmatch(word) for word in words)
     return {each["name"]: each["value"] for each in found if each}
 
@@ -244,7 +245,10 @@ def _values(words: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _flags(words: Sequence[str], variables: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the values of flags that choose GPUs, by name, the last of each; and the words for them."""
+    """Return the values of flags that choose GPUs, by the flag's name, and the words that gave them.
+
+    Of a flag that comes twice the last one holds; variables are read as flags.
+    """
     found = {name: variables[each] for each, name in _VARIABLES.items() if each in variables}
     said = {name: f"{each}={variables[each]}" for each, name in _VARIABLES.items() if each in variables}
     for flag, name in _FLAGS.items():
@@ -256,7 +260,7 @@ def _flags(words: Sequence[str], variables: Mapping[str, str]) -> tuple[dict[str
 
 
 def _is_engine_device(value: str) -> bool:
-    """Tell an engine's ``--device`` from a container's, which is a path or of the device interface."""
+    """Tell whether a ``--device`` is an engine's (``CUDA0``, ``none``), and not a container's."""
     return value in ("none", "cpu") or _CUDA_DEVICES.fullmatch(value) is not None
 
 

@@ -317,7 +317,7 @@ Action = Load | Wake | Sleep | Unload | Refuse
 
 @dataclass(frozen=True)
 class PlanStep:
-    """One consideration about one model: ``stage`` is the rule that speaks, ``why`` its sentence."""
+    """One consideration about one model: ``stage`` is the rule that led to it, ``why`` a sentence."""
 
     model: str
     stage: str

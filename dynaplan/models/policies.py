@@ -51,7 +51,7 @@ def model_policy(
     inventory: Sequence[Gpu],
     environment: Mapping[str, str] = NO_VARIABLES,
 ) -> ModelPolicy:
-    """Return what is said of a model, and what its files tell, as the rules need it.
+    """Return the policy of a model for the rules: what its owner says, and what its files tell.
 
     ``options`` are those of its workers and ``environment`` their variables, ``gpus`` the GPUs that each of
     them asks for, of the ``inventory``.
@@ -104,7 +104,7 @@ def _spreads(options: Mapping[str, object]) -> bool:
 def _spread(size_bytes: int, inventory: Sequence[Gpu]) -> dict[int, float]:
     """Return the fewest GPUs that have room for the model, the largest first; else all there are.
 
-    Each with its part of what the fullest has: llama.cpp divides a model by the memory of the GPUs.
+    Each has its part of what the fullest has: llama.cpp divides a model by the memory of the GPUs.
     """
     found: list[Gpu] = []
     for gpu in sorted(inventory, key=lambda each: -each.memory_bytes):
@@ -128,9 +128,10 @@ PREALLOCATING_OVERHEAD_BYTES = 3 * 2**29
 def _estimate_bytes(
     options: Mapping[str, object], gpus: float, devices: int, inventory: Sequence[Gpu]
 ) -> int:
-    """Return what one worker takes of each of its devices, by the model's files; 0 where nothing tells it.
+    """Return the bytes that one worker takes of each of its devices; 0 where nothing tells it.
 
-    On a GPU a model of unknown size is taken to need nearly all of it.
+    The configured fraction counts before the model's files. On a GPU a model of unknown size is taken to need
+    nearly all of it.
     """
     from dynaplan.engines.model_memory import memory_need
 
@@ -158,7 +159,7 @@ def _configured_memory_fraction(options: Mapping[str, object]) -> float:
 
 
 def is_memory_known(own: OnDemandSettings, options: Mapping[str, object], gpus: float) -> bool:
-    """Return whether anything tells before the first load what a worker of the model takes."""
+    """Tell whether a worker's memory is known before its first load: stated, or by the model's files."""
     from dynaplan.engines.model_memory import memory_need
 
     is_told = own.memory_bytes or _configured_memory_fraction(options)
@@ -175,9 +176,10 @@ WAKE_S_PER_BYTE = 0.078e-9
 
 
 def _sleep_levels(options: Mapping[str, object], gpus: float) -> tuple[SleepLevel, ...]:
-    """Return the levels at which the worker can sleep: level 1, with the weights in the host's memory.
+    """Return the levels at which the worker can sleep: level 1, or none.
 
-    Level 2 drops the weights; vLLM has them read again by calls of their own, and is not put there.
+    It keeps the weights in the host's memory. Level 2 drops them; vLLM reads them again only when asked to by
+    calls of their own, so it is not used.
     """
     from dynaplan.engines.model_memory import memory_need
 

@@ -52,9 +52,10 @@ _STATES: Mapping[WorkerState, ModelState] = {
 
 @dataclass(frozen=True)
 class DesiredModels:
-    """Numbers of workers by component, places of those that start, and those that leave, with the reason.
+    """What components of models are to have: numbers of workers, and places for those that start.
 
-    ``to_sleep`` has the level of the workers that are put to sleep, ``to_wake`` those that are woken.
+    ``leaving`` has the reason for each worker that leaves, ``to_sleep`` the level of those that are put to
+    sleep, ``to_wake`` those that are woken: all by the worker's name.
     """
 
     workers: Mapping[str, int] = field(default_factory=dict)

@@ -30,9 +30,10 @@ class MatchRule:
 
 @dataclass(frozen=True)
 class RequestFilters:
-    """What is changed in a model's requests; in this order: removed, set by rules, for all, by asked name.
+    """What is changed in a model's requests: fields are removed, then set.
 
-    A mapping that a rule sets is merged into that of the request.
+    They are set by rules, then for all requests, then by the name that was asked for. A mapping that a rule
+    sets is merged into that of the request.
     """
 
     removed: tuple[str, ...] = ()
@@ -54,7 +55,7 @@ class RequestFilters:
         return {**changed, "model": name} if name is not None else changed
 
     def set_in(self, document: Mapping[str, Any]) -> frozenset[str]:
-        """Return the names of the fields that a changed request has by its owner's word."""
+        """Return the names of the fields whose values in a changed request the filters have set."""
         rules = (rule.set for rule in self.set_by_match)
         said = (
             (key, value)

@@ -262,7 +262,10 @@ class _Reader:
         return Constraints(leaves=leaves)
 
     def _routing(self) -> tuple[Mapping[str, Any], Any]:
-        """Return the groups, or else the matrix, wherever this version of the file has them."""
+        """Return the groups and the matrix, one of them empty, wherever this version of the file has them.
+
+        Raises ConfigError for both.
+        """
         document = self._document
         groups, matrix = document.get("groups"), document.get("matrix")
         if "routing" in document:
@@ -297,7 +300,10 @@ class _Reader:
         return Constraints(together=tuple(each for each in sets if each))
 
     def _group_constraints(self, groups: Mapping[str, Any]) -> Constraints:
-        """Return who must leave for whom. The models in no group are a group that swaps and is exclusive."""
+        """Return who must leave for whom; raises ConfigError for a model in two groups.
+
+        The models in no group are a group that swaps and is exclusive.
+        """
         read = {
             name: self._group(name, self._mapping(group, f"groups.{name}")) for name, group in groups.items()
         }
@@ -345,7 +351,7 @@ class _Reader:
     # -- names and notes -------------------------------------------------------------------------
 
     def _names(self) -> dict[str, str]:
-        """Return the model of each name by which one may be named."""
+        """Return the model of each name and alias."""
         aliases = {
             alias: name for name, each in self._models.items() for alias in each.options.get("aliases", ())
         }

@@ -45,7 +45,7 @@ def fit_models(
 def _fitting_beside(
     first: Need, others: Sequence[Need], devices: Sequence[Device], constraints: Constraints
 ) -> list[str]:
-    """Return the models that fit beside the first one, and beside each other."""
+    """Return the first model, and those of the others that fit beside it and beside each other."""
     holdings: dict[str, Holding] = {}
     for each in (first, *others):
         loaded = list(holdings)
