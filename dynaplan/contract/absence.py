@@ -37,7 +37,10 @@ class Absence:
         return math.inf if self.retry_unix_s is None else max(0.0, self.retry_unix_s - unix_time_s)
 
     def retry_after_s(self, unix_time_s: float) -> int:
-        """Return the whole seconds after which a client may ask again, at least 1."""
+        """Return the whole seconds after which a client may ask again, at least 1.
+
+        Many when only a person helps.
+        """
         delay_s = self.retry_s(unix_time_s)
         return NEVER_ASK_AGAIN_S if math.isinf(delay_s) else math.ceil(delay_s) + 1
 
@@ -65,7 +68,10 @@ def read_absence(fleet: str, component: str) -> Absence | None:
 
 @lru_cache(maxsize=1)
 def _absent(fleet: str) -> Mapping[str, Any]:
-    """Return the absences in the published fleet, by component; raises ValueError. The last ones are kept."""
+    """Return the absences in the published fleet, by component; raises ValueError.
+
+    Those of the last text are kept, for it is read again with each request.
+    """
     return object_field(parse_object(fleet), ABSENT, {})
 
 
@@ -74,7 +80,7 @@ CAUSE = "can never start: "
 
 
 def unstartable_services(workers: Iterable[Worker]) -> dict[str, Worker]:
-    """Return the services of which no worker can ever start, with one of its workers: component -> worker."""
+    """Return the services of which no worker can ever start, each with a worker: component -> worker."""
     counted = [worker for worker in workers if worker.state in COUNTS]
     return {
         worker.component: worker

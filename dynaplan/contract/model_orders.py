@@ -34,7 +34,10 @@ async def change_order(store: KeyValueStore, namespace: str, model: str, order: 
 
 
 def load_order(now_unix_s: float, keep_s: float = 0.0) -> dict[str, Any]:
-    """Return the order to load a model now, and to keep it for that time."""
+    """Return the order to load a model now, and to keep it for ``keep_s`` seconds, if any.
+
+    It is pinned after that only if the configuration says so.
+    """
     keep_until_unix_s = now_unix_s + keep_s if keep_s else 0.0
     return {"load_unix_s": now_unix_s, "keep_until_unix_s": keep_until_unix_s, "is_pinned": None}
 

@@ -64,7 +64,7 @@ def former_extensions(namespace: str, keys: Iterable[str]) -> dict[str, str]:
 
 
 def by_name(namespace: str, keys: Mapping[str, T]) -> dict[str, T]:
-    """Return the values by the last part of their key: the planner's, and extensions of any place."""
+    """Return the values by the last part of their key: the planner's and extensions, wherever they are."""
     former = former_extensions(namespace, keys)
     names = {name: keys[key] for key, name in former.items()}
     own = (planner_prefix(namespace), f"{scaling_prefix(namespace)}_extensions/")

@@ -123,7 +123,10 @@ def without_usual_bounds(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lengths_of(document: Mapping[str, Any]) -> dict[str, Lengths | None]:
-    """Return the histograms of prompts and of answers in such a document; None for one that is not there."""
+    """Return the histograms in a document of traffic or a forecast, as ``isl`` and ``osl``.
+
+    None for a missing one.
+    """
     return {
         name: Lengths(
             tuple(each.get("upper_bounds_tokens", bounds)), tuple(each["counts"]), each.get("mean_tokens")
