@@ -111,7 +111,10 @@ def find_deployments(namespace: str | None = None) -> list[RunningDeployment]:
 
 
 def port_holder(port: int) -> str:
-    """Return the holder of a TCP port in words; a deployment of ours is found before it listens there."""
+    """Return the holder of a TCP port in words: a deployment of dynaplan, listening or not yet, or a process.
+
+    Empty when nobody is seen to listen there.
+    """
     for each in filter(None, map(_read, statefiles())):
         if each.port == port:
             return f"pid {each.arbiter.pid} (dynaplan serve, namespace {each.namespace})"

@@ -69,9 +69,9 @@ def check_hook(target: str) -> None:
 
 
 class EventWatch:
-    """Finds events by polling the workers, a planner's decisions, those about models, and GPUs.
+    """Finds events by polling: the workers, the planner's decisions, decisions about models, and the GPUs.
 
-    The first poll finds nothing: what was so when it began is no event.
+    The first poll finds nothing: what was already so then is no event.
     """
 
     def __init__(

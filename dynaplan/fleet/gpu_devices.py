@@ -200,7 +200,7 @@ def uses_reader(gpus: Sequence[Gpu], directory: Path | None = None) -> Callable[
 def activity_reader(
     gpus: Sequence[Gpu], directory: Path | None = None
 ) -> Callable[[], Mapping[int, GpuActivity]]:
-    """Return the reader of these GPUs' utilisation and watts, as ``uses_reader``."""
+    """Return the reader of these GPUs' utilisation and watts; else as ``uses_reader``."""
     directory = directory or node_dir(os.environ)
     if all(gpu.is_simulated for gpu in gpus):
         return lambda: {gpu.index: _simulated_activity(directory, gpu) for gpu in gpus}
@@ -211,7 +211,10 @@ def activity_reader(
 def health_reader(
     gpus: Sequence[Gpu], directory: Path | None = None
 ) -> Callable[[], Mapping[int, GpuHealth]]:
-    """Return the reader of these GPUs' health, as ``uses_reader``: events are those since its first call."""
+    """Return the reader of these GPUs' health, real or simulated; it may block, and never raises.
+
+    The events in it, such as Xid errors, are all since its first call. ``directory``: see ``uses_reader``.
+    """
     directory = directory or node_dir(os.environ)
     if all(gpu.is_simulated for gpu in gpus):
         return lambda: {gpu.index: _simulated_health(directory, gpu) for gpu in gpus}

@@ -67,7 +67,7 @@ class Launch:
     power_caps: tuple[str, ...] = ()
 
     def leave_timeout_of(self, component: str) -> float:
-        """The seconds that a worker of this service may take to leave: its ``drain-deadline``, if set."""
+        """The seconds that a worker of this service may take to leave: its own, or the launch's."""
         return self._process(component).drain_deadline_s or self.leave_timeout_s
 
     def health_timeout_of(self, component: str) -> float:
@@ -106,7 +106,7 @@ class Launch:
         return url_of(host, self.port, is_tls=self.is_tls)
 
     def to_json(self) -> str:
-        """Write the launch file, which the fleet plugin reads in its own process."""
+        """Return the text of the launch file, which the fleet plugin reads in its own process."""
         return _json_of(self)
 
     @classmethod
@@ -145,7 +145,7 @@ class Reload:
     graph: GraphSpec | None = None
 
     def to_json(self) -> str:
-        """Write the file of a reload, which the fleet plugin reads whenever it starts a process."""
+        """Return the text of a reload's file, which the fleet plugin reads whenever it starts a process."""
         return _json_of(self)
 
     @classmethod

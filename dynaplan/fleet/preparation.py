@@ -306,7 +306,7 @@ def _usable(runtime_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def _as_deployment_error() -> Iterator[None]:
-    """Turn StatefileUnwritable, worth a retry later on, into the user's error that it is at the start."""
+    """Raise a StatefileUnwritable of the block as DeploymentError: at the start nothing is to be retried."""
     try:
         yield
     except StatefileUnwritable as error:

@@ -87,8 +87,8 @@ class StopRequest:
     def handle_signals(self) -> None:
         """Have SIGINT and SIGTERM request the stop.
 
-        Not by the loop's own handlers, which it takes away when it closes: what was taken is given back after
-        that, and a signal in between would end the process in the midst of it.
+        Not by the event loop's own handlers: it removes these when it closes, before everything is released,
+        and a signal in between would end the process in the midst of the release.
         """
         loop = asyncio.get_running_loop()
 

@@ -72,9 +72,9 @@ def commands_of(launch: Launch) -> dict[str, str]:
 
 
 class Statefile:
-    """The document whose only writer this process is; unknown fields in it are kept.
+    """The statefile's document, of which this process is the only writer; unknown fields in it are kept.
 
-    Without ``is_written`` the document is not in the file yet.
+    ``is_written`` False: the document is new, and not in the file yet.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ class GpuClaims:
         return dict(self._foreign)
 
     def claim_for(self, fleet: Iterable[Worker], beside: Iterable[int] = ()) -> dict[int, str]:
-        """Claim the GPUs of these workers, and those ``beside``; return why some were not obtained."""
+        """Claim the GPUs of these workers, and those of ``beside``; return index -> why it was missed."""
         wanted = _held_by(fleet) | frozenset(beside)
         new = wanted - (self._held or frozenset())
         if not new:
@@ -91,7 +91,7 @@ class GpuClaims:
         return dict.fromkeys(new - obtained, TAKEN_MEANWHILE)
 
     def release_unused(self, fleet: Iterable[Worker], beside: Iterable[int] = ()) -> None:
-        """Give back every GPU that none of these workers holds and that is not ``beside`` them."""
+        """Give back every GPU that none of these workers holds and that is not among those ``beside``."""
         if self._held is None:
             self._held = frozenset(self._uuid_of)
         unused = self._held - _held_by(fleet) - frozenset(beside)
@@ -148,7 +148,7 @@ class GpuMemory:
             self._read_now.set()
 
     async def read_once(self) -> None:
-        """Read the memory once. A driver that does not answer is asked again when it has answered this."""
+        """Read the memory once, in a thread; returns only when the driver has answered."""
         await asyncio.to_thread(self._read_once, asyncio.get_running_loop())
 
     def _read_once(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -168,7 +168,7 @@ class GpuMemory:
             loop.call_soon_threadsafe(self._update, busy, uses, began_s)
 
     def _has_moved(self, uses: Mapping[int, GpuUse]) -> bool:
-        """Tell whether the memory of a GPU that several models share is another than in the last read."""
+        """Tell whether the memory in use of a GPU with workers has changed since the last read."""
         return any(
             abs(use.used_bytes - self._uses.get(index, GpuUse()).used_bytes) >= MOVED_BYTES
             for index, use in uses.items()
@@ -256,7 +256,7 @@ class GpuAvailability:
         self._claimed: dict[int, str] = {}
 
     def reserve(self, reserved: Mapping[int, str]) -> None:
-        """Have these GPUs reserved from now on, and no others: index -> the reason.
+        """Reserve exactly these GPUs from now on: index -> the reason.
 
         They stay claimed, so that no other deployment takes them.
         """
@@ -278,7 +278,10 @@ class GpuAvailability:
         self._claims.release_unused(fleet, self._reserved)
 
     def shared_devices(self, fleet: Sequence[Worker]) -> tuple[tuple[Gpu, GpuUse, str], ...]:
-        """Return each GPU as several models share it: its use, and why nothing may be placed there."""
+        """Return each GPU for placing several models on it: the GPU, its use, and why nothing may be placed.
+
+        The reason is empty where a model may be placed.
+        """
         uses = self._memory.shared_uses(fleet) if self._memory else {}
         whole = {index for worker in fleet for index in worker.gpus if not worker.memory_bytes}
         taken = {**dict.fromkeys(whole, "it belongs to one worker"), **self._reserved, **self._claimed}

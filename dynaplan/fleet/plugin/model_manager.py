@@ -194,7 +194,7 @@ def deployed_models(launch: Launch, startup_times: StartupTimes) -> DeployedMode
 
 
 def _policy_of(model: ServedModel, launch: Launch, startup_times: StartupTimes) -> ModelPolicy:
-    """Return the policy of a model; one of several workers is not put to sleep."""
+    """Return the policy of a model; one that has prefill workers is not put to sleep."""
     decode, *prefill = (_pool_policy(each, launch, startup_times) for each in model.pools)
     return replace(decode, prefill=prefill[0], sleep_levels=()) if prefill else decode
 

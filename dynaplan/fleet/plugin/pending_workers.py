@@ -66,7 +66,7 @@ class PendingWorkers:
         return lines
 
     def overdue(self, now_s: float) -> frozenset[str]:
-        """Return what waits for ``REPORT_AFTER_S`` or longer."""
+        """Return the names of the workers and services that have waited for ``REPORT_AFTER_S`` or longer."""
         return frozenset(
             name for name, wait in self._pending.items() if now_s - wait.since_s >= REPORT_AFTER_S
         )

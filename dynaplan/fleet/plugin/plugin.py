@@ -168,7 +168,7 @@ class ReconcilerPlugin(CircusPlugin):
         return GpuAvailability(launch.gpus, GpuClaims(claims, launch.gpus), self._gpu_memory(launch))
 
     def _gpu_watch(self, launch: Launch, earlier: EarlierLimits) -> GpuWatch | None:
-        """Begin to watch the health of the GPUs."""
+        """Begin to watch the health of the GPUs; None where the deployment has none."""
         if not launch.gpus:
             return None
         watch = GpuWatch(health_reader(launch.gpus), SystemClock(), lambda: earlier.watts)
@@ -176,7 +176,7 @@ class ReconcilerPlugin(CircusPlugin):
         return watch
 
     def _gpu_memory(self, launch: Launch) -> GpuMemory | None:
-        """Begin to follow the memory of the GPUs, unless what others use does not count."""
+        """Begin to follow the memory of the GPUs; None without GPUs, and with ``--use-busy-gpus``."""
         if launch.uses_busy_gpus or not launch.gpus:
             return None
         memory = GpuMemory(launch.gpus, uses_reader(launch.gpus), SystemClock(), self._wake)

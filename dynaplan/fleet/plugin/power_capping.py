@@ -28,7 +28,7 @@ DRIVER_TIMEOUT_S = 10.0
 
 
 class PowerCapping:
-    """Sets the limits of GPUs by the caps of the hour, and says what it did, and what it may not do, once."""
+    """Sets the power limits of GPUs by the caps of the hour; reports each change, and each refusal, once."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class PowerCapping:
         self._said: set[str] = set()
 
     async def run(self) -> None:
-        """Look for ever; without caps only until the limits are what they were before."""
+        """Compare and set the limits for ever; without caps, only until the earlier limits are set back."""
         while self._caps or self._earlier.by_gpu:
             await self.look()
             await self._clock.sleep(LOOK_S)

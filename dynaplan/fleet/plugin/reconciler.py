@@ -316,7 +316,8 @@ class Reconciler:
     async def _ensure_process(self, worker: Worker) -> None:
         """Give the worker a process: the running one, if the last reconciler got that far, else a new one.
 
-        No new one while its GPUs are not free, nor for a worker that is to leave: that one is gone then.
+        No new one while its GPUs are not free. A worker that is to leave, and has no process, is recorded as
+        gone.
         """
         watcher = worker_watcher(self._launch, worker)
         pid = 0
@@ -365,7 +366,7 @@ class Reconciler:
         return self._record({worker.name: worker for worker in fleet})
 
     def _record(self, workers: Mapping[str, Worker]) -> bool:
-        """Have these workers from now on; return True when that is written down."""
+        """Make these the reconciler's workers, and write them down; return whether the statefile has them."""
         self._workers = dict(workers)
         if self._statefile.has(self._workers):
             return True

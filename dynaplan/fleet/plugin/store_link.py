@@ -252,7 +252,7 @@ class StoreLink:
         return self._counts.current if self._counts.has_synced else None
 
     def _write_again(self) -> None:
-        """Write everything once more: a snapshot may come from a store that has lost it."""
+        """Write all of this link's keys once more: a snapshot may come from a store that has lost them."""
         self._written.clear()
         self._has_work.set()
         self._wake.set()

@@ -150,7 +150,10 @@ def adopt_deployment(link: SupervisorLink, stack: ExitStack) -> tuple[Preparatio
 def _read_consistent(
     held: SupervisorState, link: SupervisorLink
 ) -> tuple[Handover, tuple[Worker, ...]] | None:
-    """Return the handover and the workers that run, by the statefile; None when that does not fit."""
+    """Return the handover, and the workers of the statefile whose processes the supervisor holds.
+
+    None when either cannot be read, or they are not of this supervisor's deployment.
+    """
     if DEPLOYMENT not in held.kept:
         return None
     try:
@@ -168,7 +171,7 @@ def _read_consistent(
 
 
 def _take_over(handover: Handover, stack: ExitStack) -> None:
-    """Put the undoing of everything that the last ``serve`` had taken on the stack, in its order."""
+    """Put on the stack what gives back all that the last ``serve`` had taken, in the order of taking."""
     launch = handover.launch
     store = StatefileStore(launch.statefile)
     stack.callback(launch.statefile.with_suffix(".serve.lock").unlink, missing_ok=True)

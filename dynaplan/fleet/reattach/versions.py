@@ -69,7 +69,10 @@ class RunningServe:
 
 
 def in_order(workers: Iterable[Worker]) -> list[Worker]:
-    """Return the workers that do not leave anyway, Frontends first, the planner last."""
+    """Return the workers, without those that are leaving, in the order of renewal.
+
+    Frontends come first, the planner last.
+    """
     stays = [each for each in workers if each.state is not WorkerState.DRAINING]
     return sorted(stays, key=lambda each: FIRST.index(each.role) if each.role in FIRST else len(FIRST))
 
@@ -99,8 +102,8 @@ def write_own(runtime_dir: Path, arguments: Sequence[str]) -> None:
 def take_over(runtime_dir: Path, running: RunningServe, program: Sequence[str], path: str | None) -> None:
     """Kill ``serve``, and have its supervisor start this version; ProcessLookupError when it is gone.
 
-    ``program`` starts it, without its arguments, which stay. ``path`` is the PYTHONPATH of now, if there is
-    one: the only variable that the deployment takes over.
+    ``program`` is the command of this version's ``serve`` without arguments: those of the running one are
+    kept. ``path`` is this process's PYTHONPATH, if any: the only variable that the deployment takes over.
     """
     variables = [f"{PACKAGE_VARIABLE}={own_version().package}"]
     if path:

@@ -51,7 +51,7 @@ class TimedEntries(Protocol):
         ...
 
     def to_text(self) -> str:
-        """Write the key's value."""
+        """Return the entries as the text of the key's value."""
         ...
 
 

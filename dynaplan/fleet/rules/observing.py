@@ -65,7 +65,7 @@ class Observed:
 
 
 def observe(workers: Workers, world: World) -> Observed:
-    """Follow the exits and the registrations."""
+    """Return the workers as they are after the exits, and by the registrations, of ``world``."""
     after: dict[str, Worker] = {}
     leases: list[int] = []
     news: list[str] = []
@@ -96,7 +96,10 @@ def _ended(worker: Worker, exit_: Exit, now_s: float) -> Worker:
 
 
 def _news_of(worker: Worker, exit_: Exit, now_s: float, count: int) -> list[str]:
-    """Return lines for the user about every end that was not asked for; ``count`` is of its component."""
+    """Return lines for the user about a worker's end; none where it was asked for.
+
+    ``count`` is the number of workers of its component.
+    """
     if worker.state is WorkerState.FAILED:
         lines = "".join(f"\n    {line}" for line in worker.reason.splitlines())
         retry_s = worker.retry_at_s - now_s

@@ -166,7 +166,7 @@ def _vacating(fleet: Fleet, reserved: Mapping[int, str]) -> dict[str, str]:
 
 
 def _leaves_at_once(worker: Worker, vacating: Mapping[str, str]) -> bool:
-    """Tell whether it leaves a reserved GPU without waiting for another in its place: it answers nothing."""
+    """Tell whether a worker, as it is not ready, leaves its reserved GPU before another is in its place."""
     return worker.name in vacating and worker.state is not WorkerState.READY
 
 
@@ -251,7 +251,7 @@ def _due_for_retry(fleet: Fleet, models: DesiredModels, now_s: float, retry_fail
 
 
 def _next(worker: Worker, leaving: Mapping[str, tuple[Worker, str]], now_s: float) -> Worker:
-    """The worker, draining if it is to leave, starting if its restart is due."""
+    """Return the worker: told to leave if it is in ``leaving``, starting if its restart is due."""
     if worker.name in leaving:
         return worker.after(WorkerEvent.TOLD_TO_LEAVE, now_s, leaving[worker.name][1])
     if worker.state is WorkerState.BACKOFF and worker.retry_at_s <= now_s:
@@ -293,7 +293,10 @@ def _starts(
 def _placed(
     graph: GraphSpec, service: ServiceSpec, fleet: Fleet, models: DesiredModels, now_s: float
 ) -> Fleet:
-    """A new worker of a model that is loaded on request, where it has a place and a worker too few."""
+    """Return a new worker of a model that is loaded on request, or none.
+
+    There is one when the model has fewer workers than are wanted, and has been given a place.
+    """
     place = models.placements.get(service.name)
     existing = sum(each.component == service.name and each.state in COUNTS for each in fleet)
     if place is None or existing >= models.workers[service.name]:

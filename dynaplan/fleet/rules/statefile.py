@@ -205,7 +205,7 @@ def arbiter_of(document: Document) -> ProcessIdentity | None:
 
 
 def to_json(document: Document) -> str:
-    """Write the document as the statefile has it: indented JSON and a last line break."""
+    """Return the document as the text of a statefile: indented JSON and a last line break."""
     return json.dumps(document, indent=2) + "\n"
 
 
