@@ -98,7 +98,10 @@ class FrontendChannel:
         """The slots whose connections have come from the keeper."""
 
     def has_died(self) -> bool:
-        """Tell whether the process is at its end; one that is ending closes its channel just before."""
+        """Tell whether the frontend's process has ended, or ends within DEATH_S seconds, for which it waits.
+
+        A process that ends closes its channel a moment before.
+        """
         return self.process < 0 or bool(select.select([self.process], [], [], DEATH_S)[0])
 
     def close(self) -> None:

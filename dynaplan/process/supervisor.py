@@ -482,9 +482,9 @@ def main(arguments: list[str]) -> int:
 
 
 def cleans_up(pid: int) -> bool:
-    """Tell whether it is a shim or a resource tracker, which end by themselves when the others are gone.
+    """Tell whether a process is a shim or a resource tracker, which end by themselves after the others.
 
-    One without a command line, in the midst of an exec, may become such a one.
+    True, too, for a process without a command line, which is in the midst of an exec and may become one.
     """
     line = command_line(pid)
     return line == b"" or is_resource_tracker(line) or shim_arguments(line or b"") is not None

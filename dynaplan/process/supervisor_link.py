@@ -23,9 +23,9 @@ from dynaplan.process.supervisor import AWAITED, SUPERVISOR_VARIABLE
 
 @dataclass(frozen=True)
 class SupervisorState:
-    """The things that a program finds which was started again: processes and descriptors, by name.
+    """What the supervisor has kept of the programs before this one: processes and descriptors, by name.
 
-    ``away_s`` is how long there was no program, in seconds; 0 for one that is the first.
+    ``away_s`` is how long no program ran, in seconds; 0 for the first program.
     """
 
     pids: Mapping[str, int]
@@ -82,11 +82,11 @@ def _become_supervisor(
 
 
 class SupervisorLink:
-    """The link to the supervisor. Answers are waited for: the supervisor does nothing else than to answer.
+    """The link to the supervisor; methods that ask it something block until it has answered.
 
-    ``on_end(pid, wait_status)`` is called by ``poll``, and while an answer is waited for. A program that
-    ``is_trial`` takes the place of another, which starts again unless this one says that it is here.
-    ``arguments`` are this program's own.
+    ``on_end(pid, wait_status)`` is called for ended processes, by ``poll`` and while an answer is waited for.
+    A program that ``is_trial`` takes the place of another, which is started again unless this one calls
+    ``confirm_running``. ``arguments`` are this program's own.
     """
 
     def __init__(self, descriptor: int, supervisor_pid: int, *, is_trial: bool = False) -> None:
