@@ -45,7 +45,7 @@ Edges = dict[tuple["Service[Any]", str], "Service[Any]"]
 
 @dataclass
 class _Links:
-    """The edges of one run of a module; ``spec`` identifies the run, because every import makes its own."""
+    """The edges that one import of a module has stated; ``spec`` is that import's, as each makes its own."""
 
     spec: object
     edges: Edges = field(default_factory=dict)
@@ -112,9 +112,10 @@ class Dependency:
 
 
 def depends(on: Service[Any] | type) -> Dependency:
-    """Declare a dependency on a service or an interface; an instance has a client of its endpoints there.
+    """Declare a dependency on a service or an interface, as an attribute of a service's class.
 
-    ``async for item in self.<attribute>.<endpoint>(request)`` calls it.
+    On an instance the attribute is a client: ``async for item in self.<attribute>.<endpoint>(request)``.
+    Raises InterfaceError for anything else than a service or an interface.
     """
 
     if isinstance(on, Service) or (isinstance(on, type) and issubclass(on, AbstractService)):
@@ -254,7 +255,10 @@ class Service(Generic[T]):
         return target
 
     def bind(self, instance: T, attribute: str, client: Any) -> None:
-        """Set ``instance.<attribute>`` to that client; in a unit test, to the other service's instance."""
+        """Set ``instance.<attribute>`` to that client; in a unit test, to the other service's instance.
+
+        Raises LinkError when the service has declared no such dependency.
+        """
         if attribute not in self.declared:
             hint = nearest(attribute, self.declared)
             raise LinkError(f"{self.name} has no dependency {attribute!r}", hint=hint)
