@@ -317,7 +317,10 @@ class FileWatcher:
                 self._hub.replace(found.items, found.position)
 
     async def _read_leases(self) -> None:
-        """When the next lease may have expired: end those that have, and watch the owners of the others."""
+        """End the expired leases, and watch the processes that own the others.
+
+        Nothing happens before the next lease may have expired.
+        """
         if time.monotonic() < self._read_leases_at_s:
             return
         leases = await self._call(self._database.expire_leases)

@@ -113,7 +113,7 @@ class Instance:
         return f"{SERVICES_PREFIX}{self.namespace}/{self.component}/{self.endpoint}/{self.instance_id:x}"
 
     def to_json(self) -> str:
-        """Write the registration's value, as ``from_json`` and Dynamo's clients read it."""
+        """Return the registration's value, as ``from_json`` and Dynamo's clients read it."""
         return json.dumps(
             {
                 "namespace": self.namespace,

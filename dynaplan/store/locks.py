@@ -67,9 +67,9 @@ class HeldLock:
     """A read or write lock from its acquisition to ``release``: ``async with lock: ...``.
 
     It is lost when its lease is, and when its key is deleted: then ``is_held`` is False, ``lost`` is set,
-    and ``async with`` raises LockLost at its end. Only ``fence`` protects from a holder that stands still
-    for longer than its lease lives, and then continues: pass it on, and let the receiver refuse what is
-    lower than the highest writer's that it has seen.
+    and ``async with`` raises LockLost at its end. A holder that stands still for longer than its lease lives
+    does not notice that in time. So pass ``fence``, a number that rises with each lock, on to what the lock
+    protects, which then refuses numbers lower than the highest that a writer has shown it.
     """
 
     def __init__(self, store: KeyValueStore, prefix: str, item: KeyValue, lease: RenewedLease) -> None:
@@ -85,7 +85,7 @@ class HeldLock:
 
     @property
     def is_held(self) -> bool:
-        """True while nobody else can hold the lock."""
+        """True while the lock is certainly held: not released, and its lease not lost."""
         return not self._is_released and self._lease.is_alive
 
     @property

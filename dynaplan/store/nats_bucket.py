@@ -291,7 +291,10 @@ class JetStreamBucket:
             self._sequence(await self._request(client, subject, data, headers))
 
     async def follow(self, inbox: str, heartbeat_s: float) -> None:
-        """Let the server send every message written from now on to the inbox, with a sign of life between."""
+        """Have the server send every message written from now on to the inbox, and heartbeats in between.
+
+        ``heartbeat_s`` is the longest silence in seconds.
+        """
         config = {
             "deliver_subject": inbox,
             "deliver_policy": "new",

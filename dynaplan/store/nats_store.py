@@ -421,7 +421,7 @@ class BucketWatcher:
         self._schedule_sweep()
 
     async def _read(self, messages: asyncio.Queue[Msg | None]) -> None:
-        """Apply what the consumer sends; return when a message is lost."""
+        """Apply what the consumer sends; return when a message is missing, or the consumer falls silent."""
         expected = 1
         next_check_s = time.monotonic() + BUCKET_HEARTBEAT_S
         while True:
@@ -460,7 +460,7 @@ class BucketWatcher:
             self._schedule_sweep()
 
     async def _check_leases(self) -> None:
-        """Read the leases that were not renewed in time."""
+        """End, in the mirror, the leases that were not renewed in time and that the bucket no longer has."""
         assert self._mirror is not None
         now_s = time.monotonic()
         for lease, ttl_s in list(self._mirror.leases.items()):
