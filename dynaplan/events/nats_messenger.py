@@ -251,7 +251,7 @@ class JetStreamQueue:
         return f"{self._shared}.>"
 
     async def _widen(self, client: Client, found: StreamConfig) -> None:
-        """Let a stream that is older than lanes take their work too; what it holds stays."""
+        """Add the subjects of lanes to a stream that was made without them; what it holds stays."""
         subjects = found.subjects or []
         if self._lanes not in subjects:
             await client.jsm().update_stream(found.evolve(subjects=[*subjects, self._lanes]))

@@ -378,7 +378,7 @@ class StreamSender(NatsSender):
         return QueueUnavailable(f"NATS does not store events: {error.get('description', error)}")
 
     def _on_reconnect(self) -> None:
-        """Let what was sent on the old connection be sent again."""
+        """End the wait for answers on the old connection, so that unanswered events are sent again."""
         self._subjects.clear()
         self._fault = QueueUnavailable("the connection was lost")
         self._answered.set()

@@ -64,7 +64,7 @@ class RemotePrefillRequest:
     trace: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """Write the message for the queue: one JSON object with every field."""
+        """Return the message for the queue: one JSON object with every field."""
         return json.dumps(self.__dict__, separators=(",", ":")).encode()
 
     def to_json_around(self, body: bytes) -> bytes:
@@ -118,7 +118,7 @@ class PrefillAnswer:
     cached_tokens: int | None = None
 
     def to_json(self) -> bytes:
-        """Write the message for the queue: one JSON object with every field."""
+        """Return the message to the subject ``reply_to`` of the request: one JSON object with every field."""
         return json.dumps(self.__dict__, separators=(",", ":")).encode()
 
     @classmethod
