@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Closable(Protocol):
-    """A connection, as far as it must be known here."""
+    """A connection of any kind, which can be closed."""
 
     async def close(self) -> None:
         """End the connection; a second call does nothing."""

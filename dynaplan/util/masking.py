@@ -45,7 +45,7 @@ def mask_all(value: Any) -> Any:
 
 
 def mask_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration without its secrets: its services and models may be called as they like."""
+    """Return a configuration with its secrets masked; names of services and models are not taken for keys."""
     return {
         name: {model: mask_secrets(entry) for model, entry in section.items()}
         if name == "Models" and isinstance(section, Mapping)

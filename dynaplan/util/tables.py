@@ -67,7 +67,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _cut(widths: Sequence[int], width: int) -> list[int]:
-    """Take from the widest columns what there is too much of; a column keeps one character."""
+    """Return the columns' widths, the widest cut until all fit into ``width``; each keeps one character."""
     cut = list(widths)
     while _total(cut) > width and max(cut) > 1:
         cut[cut.index(max(cut))] -= 1
