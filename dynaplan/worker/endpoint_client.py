@@ -183,8 +183,8 @@ def _body(request: Any) -> bytes:
 def rotate(instance_ids: Sequence[int], last: int) -> tuple[int, ...]:
     """Return the ids in the order of a round: the first above ``last``, then upwards, then from the lowest.
 
-    The next call passes the first of them as ``last``. So an instance that stays is asked once between any
-    two calls that begin with the same other one, whichever instances come and go meanwhile.
+    The caller passes the first id of one round as ``last`` of the next, so that every instance that stays has
+    its turn in each round, whichever others come and go.
     """
     ring = sorted(instance_ids)
     begin = bisect_right(ring, last)

@@ -137,7 +137,7 @@ class DependencyClient:
 
 
 class LocalClient:
-    """The same calls for a dependency that lives in this process: no network, plain method calls."""
+    """A ``DependencyClient`` for a service in this process: its endpoints are called as plain methods."""
 
     def __init__(self, service: str, endpoints: Mapping[str, ServedEndpoint]) -> None:
         self._service = service

@@ -58,7 +58,10 @@ class KvEventPublisher:
         }
 
     def changed(self, changes: Sequence[BlockChange]) -> None:
-        """Take the changes of a step over; they are published as one message soon."""
+        """Queue the changes of an engine's step, to be published soon.
+
+        Beyond MAX_WAITING_EVENTS all that wait are dropped; frontends then ask for the whole cache.
+        """
         self._waiting += self._blocks.events(self._runtime.instance_id, changes)
         if len(self._waiting) > MAX_WAITING_EVENTS:
             self._waiting.clear()

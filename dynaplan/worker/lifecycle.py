@@ -298,7 +298,10 @@ async def drain(
 
 
 async def close(runtime: WorkerRuntime, seconds: float) -> None:
-    """Await every ``on_stop``, all at once and each only once, for at most ``seconds``."""
+    """Await the callbacks of ``WorkerRuntime.on_stop``, all at once and each only once.
+
+    Those that take longer than ``seconds`` are cancelled.
+    """
     closers, runtime.closers = runtime.closers, []
     await _run_bounded(seconds, _run_together(closers))
 

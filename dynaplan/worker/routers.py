@@ -74,7 +74,10 @@ class InFlightReport:
 
     @property
     def held(self) -> int:
-        """The requests here. The engine's are among those in flight, unless their router is gone."""
+        """The number of requests here: by the routers' count or the engine's, whichever is higher.
+
+        The engine's requests are among the routers', unless a router is gone.
+        """
         return max(self.in_flight, self.in_engine or 0)
 
     @property
@@ -83,9 +86,9 @@ class InFlightReport:
         return 0 < self.routers == self.answered
 
     def is_clear(self, quiet_s: float) -> bool:
-        """Tell whether nothing is here or on its way.
+        """Tell whether no request is here or on its way.
 
-        The engine has reported no request for ``quiet_s`` seconds.
+        ``quiet_s`` is for how many seconds the engine has reported none.
         """
         if self.held:
             return False
@@ -146,7 +149,7 @@ class RoutedRequests:
 
     @property
     def held(self) -> int:
-        """The requests here, as of the last ``refresh``; before the first one as the engine reported last."""
+        """The number of requests here, as of the last ``refresh``; before the first, by the engine's load."""
         if self._report:
             return self._report.held
         load = self._load()

@@ -195,8 +195,8 @@ def bind_advertised(host: str | None, *, has_token: bool, port: int = 0) -> Addr
 
     ``port`` 0 takes a free one.
 
-    Raises ConfigError without a token that was named: other hosts could not have one that is made here. So
-    does a host that is not an address of this machine.
+    Raises ConfigError for a wildcard, and for a host that is no address of this machine; and for any other
+    without ``has_token``: other hosts could not know a token that is made here.
     """
     if not host or is_loopback(host):
         return None
