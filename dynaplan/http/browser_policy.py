@@ -91,7 +91,7 @@ class HostNames:
         self._allowed = _pattern(allowed)
 
     def has(self, host: str) -> bool:
-        """Tell whether the value of a header ``Host`` is such a name, whatever the port."""
+        """Tell whether the value of a header ``Host`` is accepted, whatever its port."""
         name = host_name(host)
         is_local = name.rpartition(".")[2] in LOCAL_DOMAINS or name in self._names
         return bool(name) and (is_local or _is_address(name) or bool(self._allowed.fullmatch(name)))

@@ -167,7 +167,7 @@ class HttpClient:
                 return WholeAnswer(answer.status, answer.headers, await answer.read())
 
     async def get(self, url: str, *, timeout_s: float | None) -> WholeAnswer:
-        """Get what is at that address; raises ConnectionError unless the status is 200."""
+        """Get what is at that address; raises as ``request``, and ConnectionError if it is not status 200."""
         return (await self.request("GET", url, timeout_s=timeout_s)).checked()
 
     async def close(self) -> None:

@@ -67,7 +67,7 @@ class Target(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def target_of(url: str, method: str = "POST") -> Target:
-    """Return what a request to that address needs."""
+    """Return where a request to that address connects to, and its first lines; ValueError if malformed."""
     parts = urlsplit(url)
     is_tls = parts.scheme == "https"
     path = parts.path + (f"?{parts.query}" if parts.query else "")

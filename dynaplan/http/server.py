@@ -144,7 +144,7 @@ class HttpServer:
     ) -> None:
         """Take the connections of this socket, and hold them to the limits; see ``Acceptor``.
 
-        ``turns`` are those of the processes on the socket, None where they know nothing of each other.
+        ``turns`` shares the connections with other processes on the socket; None: they do not coordinate.
         """
         limited, self._turns = self.limited, turns
         self._acceptor = Acceptor(
@@ -166,7 +166,7 @@ class HttpServer:
             await self._acceptor.stop()
 
     async def sent(self) -> None:
-        """Return when the clients of closing connections have all that was written; see ``Acceptor``."""
+        """Return when the clients of closing TLS connections have all that was written; see ``Acceptor``."""
         if self._acceptor:
             await self._acceptor.closed()
 
