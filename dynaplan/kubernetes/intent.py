@@ -56,7 +56,7 @@ class Intent:
 
 
 class IntentMap:
-    """The ConfigMap of one deployment's planner, ``dynaplan-{namespace}`` unless named."""
+    """The ConfigMap in which one deployment's planner writes its decisions; see ``intent_map_name``."""
 
     def __init__(self, client: KubernetesClient, namespace: str) -> None:
         self._client = client

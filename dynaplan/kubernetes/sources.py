@@ -106,7 +106,10 @@ def running_source(namespace: str | None, overrides: Sequence[str]) -> ExportSou
 
 
 def running_counts(graph: GraphSpec, workers: Iterable[Worker]) -> dict[Role, int]:
-    """Return the number of processes of each role: workers that drain do not count."""
+    """Return the number of workers of each role: present ones, without draining ones, of the scaled roles.
+
+    Of every other role it is the number in the configuration.
+    """
     present = Counter(worker.role for worker in workers if worker.state in COUNTS)
     return {
         service.role: present[service.role] if service.role in SCALED_ROLES else service.workers

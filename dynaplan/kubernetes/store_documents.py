@@ -90,7 +90,7 @@ def shared_keys(document: Object) -> dict[str, StoredKey]:
 
 
 def shared_map(name: str, keys: Mapping[str, StoredKey], before: Object | None) -> Object:
-    """Return the shared ConfigMap with these keys, in the place of the one that was read."""
+    """Return the shared ConfigMap with exactly these keys: ``before`` as it was read, or a new one."""
     text = json.dumps(_document(keys), indent=1, sort_keys=True)
     if before is None:
         metadata: Object = {"name": name, "labels": dict(LABELS)}
@@ -111,9 +111,9 @@ def pod_record(document: Object) -> PodRecord:
 
 
 def worker_metadata(name: str, record: PodRecord, before: Object | None, pod: PodIdentity | None) -> Object:
-    """Return the ``DynamoWorkerMetadata`` of that record, in the place of the one that was read.
+    """Return the ``DynamoWorkerMetadata`` of that record: ``before`` as it was read, or a new one, changed.
 
-    A new one is owned by ``pod``: it goes with it.
+    With ``pod`` it is owned by that pod: the cluster deletes it with the pod.
     """
     leases = {
         f"{lease:x}": {"ttl_s": held.ttl_s, "keys": _document(held.keys)}

@@ -56,7 +56,10 @@ def fill(template: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _items(part: Any, values: Mapping[str, Any]) -> list[Any]:
-    """Return the items in the place of one: each of a list that is the value of a place."""
+    """Return what replaces one item of a template's list: the items of its value if that is a list itself.
+
+    None of them where the item is left out.
+    """
     filled = fill(part, values)
     if isinstance(part, str) and isinstance(filled, (list, tuple)):
         return list(filled)
