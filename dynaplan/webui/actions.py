@@ -54,7 +54,7 @@ def _is_name(text: str) -> bool:
 
 
 def _is_model(text: str) -> bool:
-    """Tell whether it can be a model's name, which may have any characters: it is no option."""
+    """Tell whether the text can be a model's name: any printable characters, but not like an option."""
     return text.isprintable() and not text.startswith("-") and 0 < len(text) <= MAX_NAME
 
 
@@ -92,10 +92,10 @@ PART_BYTES = 64 * 1024
 
 
 def log_part(log_dir: Path, name: str, offset: int) -> tuple[str, int]:
-    """Return what stands from that byte on, at most ``PART_BYTES``, and the byte to read on from.
+    """Return a log's text from byte ``offset`` on, at most ``PART_BYTES``, and the offset to go on from.
 
-    A negative offset is that of the first line in the last ``PART_BYTES``. A log that is shorter than the
-    offset began anew: it is read from its beginning. Raises FileNotFoundError when there is no log of that
+    A negative offset stands for the first whole line in the last ``PART_BYTES``. A log that is shorter than
+    the offset has begun anew: it is read from its beginning. Raises FileNotFoundError without a log of the
     name.
     """
     if not NAME.fullmatch(name):

@@ -60,7 +60,7 @@ class PageGuard:
         self._now_s = now_s
 
     def check_host(self, request: Request) -> None:
-        """Refuse a name that is not this machine's.
+        """Refuse a request whose ``Host`` is not a name of this machine's.
 
         A browser takes a site whose name resolves to this machine for a moment ("DNS rebinding") for the
         origin of this page. A numeric address cannot be rebound.
