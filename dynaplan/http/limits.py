@@ -105,14 +105,14 @@ class LimitedConnection(Protocol):
 class LimitedConnections:
     """The open connections of one server, each of which has to keep the limits.
 
-    ``make`` makes the protocol of a connection, which reports to ``opened`` and ``lost``; ``closed(reason)``
-    is called for each that is closed because of a limit.
+    ``make`` makes the protocol of an accepted connection, which reports to ``opened`` and ``lost``;
+    ``closed(reason)`` is called for each that is closed because of a limit.
     """
 
     def __init__(
         self,
         limits: ConnectionLimits,
-        make: Callable[[], asyncio.Protocol],
+        make: Callable[[socket.socket], asyncio.Protocol],
         closed: Callable[[str], None],
     ) -> None:
         self._limits = limits
@@ -133,13 +133,13 @@ class LimitedConnections:
     def lost(self, connection: LimitedConnection) -> None:
         self.open.discard(connection)
 
-    def welcome(self, _: socket.socket) -> asyncio.Protocol:
+    def welcome(self, accepted: socket.socket) -> asyncio.Protocol:
         """Return the protocol for an accepted connection.
 
         When there are too many, idle ones are closed; without any, this one is answered with 503.
         """
         if len(self.open) < self._most or self._make_room():
-            return self._make()
+            return self._make(accepted)
         self._refusals += 1
         self.closed("too_many_connections")
         message = f"{self._most} connections are open, and no more may be ({self._limits.option}). Try again."

@@ -120,7 +120,7 @@ class HttpServer:
         self.readable_by = readable_by
         self.failed = failed
         self.batch = batch or StreamBatch()
-        self.limited = LimitedConnections(limits, lambda: ClientConnection(self), closed)
+        self.limited = LimitedConnections(limits, self._make_connection, closed)
         self.is_draining = False
         self._acceptor: Acceptor | None = None
         self._turns: AcceptTurns | None = None
@@ -157,6 +157,14 @@ class HttpServer:
         )
         self._acceptor.start()
         self._watching.spawn(limited.watch(), "watch connections")
+
+    def _make_connection(self, accepted: socket.socket) -> ClientConnection:
+        """Make the protocol of an accepted connection.
+
+        It is kept first of all: until then a kill of this process resets it, and the loop's next turn may
+        take long.
+        """
+        return ClientConnection(self, self.keep(accepted.fileno()) if self.keep else None)
 
     async def stop_listening(self) -> None:
         """Take no more connections; open ones continue. Twice is once."""
@@ -201,8 +209,9 @@ class _Malformed(Exception):
 class ClientConnection(asyncio.Protocol):
     """One connection of a client."""
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: HttpServer, kept: KeptConnection | None = None) -> None:
         self._server = server
+        self._kept = kept
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self.transport: asyncio.Transport | None = None
@@ -230,7 +239,6 @@ class ClientConnection(asyncio.Protocol):
         self._unsent_head = b""
         self._written_bytes = 0
         self._drained: asyncio.Future[None] | None = None
-        self._kept: KeptConnection | None = None
         self._last_words = b""
 
     # -- limits --------------------------------------------------------------------------------------
@@ -274,8 +282,6 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self._server.limited.opened(self)
-        if self._server.keep is not None:
-            self._kept = self._server.keep(self.transport.get_extra_info("socket").fileno())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None

@@ -24,8 +24,8 @@ with the memfd and the public address; TAKE with a slot's number and a socket; D
 its connection is closed; BYE, when the frontend ends in order. When the channel ends without BYE, and the
 process with it, the frontend has died. One that has ended its channel alone keeps no connections any more.
 
-Not kept: connections over TLS, whose state is in the frontend's memory; those without a free slot. Should the
-keeper be killed, connections go on as without it.
+Not kept: connections over TLS, whose state is in the frontend's memory; those without a free slot; one that
+was accepted when the kill came before its TAKE. Should the keeper be killed, connections go on as without it.
 """
 
 from __future__ import annotations
@@ -220,6 +220,7 @@ class Keeper:
         at = slot * SLOT_BYTES
         state, words, received = HEAD.unpack_from(memory, at)
         if state == WAITING and slot not in frontend.passed_on:
+            connection.setblocking(False)  # one that was only just accepted is not yet
             bytes_received = bytes(memory[at + RECEIVED_AT : at + RECEIVED_AT + received])
             self._begin(Passage(connection, bytes_received, frontend.address))
             return

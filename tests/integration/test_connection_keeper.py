@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -15,6 +16,9 @@ from typing import Any
 import pytest
 
 from dynaplan.gateway.kept_connections import KeptConnections, KeptSlot
+from dynaplan.http.limits import ConnectionLimits
+from dynaplan.http.messages import Request
+from dynaplan.http.server import HttpServer
 from dynaplan.process.kernel import isolated_command
 from tests.fakes.polling import PATIENCE_S, wait_until
 
@@ -113,6 +117,39 @@ def test_a_request_that_waited_is_answered_by_the_next_frontend_on_the_same_conn
         assert other.recv(65536) == REQUEST
         client.close()
         assert other.recv(65536) == b""
+
+
+def test_a_connection_that_was_only_just_accepted_is_passed_on(keeper: str, public: Public) -> None:
+    """The frontend is killed before the loop's next turn, in which it would read the request."""
+    client = public.client()
+    client.sendall(REQUEST)
+
+    async def accept_and_die() -> None:
+        server = HttpServer(answer_nothing, ConnectionLimits())
+        server.keep = KeptConnections(keeper, public.address).keep
+        welcome = server.limited.welcome
+
+        def welcome_and_die(accepted: socket.socket) -> asyncio.Protocol:
+            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGKILL)
+            return welcome(accepted)
+
+        server.limited.welcome = welcome_and_die  # type: ignore[method-assign]
+        server.listen(public.listening)
+        await asyncio.sleep(PATIENCE_S)
+
+    pid = os.fork()
+    if pid == 0:
+        asyncio.run(accept_and_die())
+        os._exit(1)
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    with public.accepted() as other:
+        assert other.recv(65536) == REQUEST
+        other.sendall(ANSWER)
+    assert all_of(client) == ANSWER
+
+
+async def answer_nothing(request: Request) -> None:
+    await asyncio.sleep(PATIENCE_S)
 
 
 def test_the_rest_of_a_body_that_had_come_in_part_follows(keeper: str, public: Public) -> None:
