@@ -147,9 +147,10 @@ class Serving:
         arbiter = self._arbiter()
         self._greet()
         shutdown = self._shutdown(arbiter)
+        await self._start(arbiter)
+        # Not before: a supervisor that has not heard of this process ends everything at Ctrl-C without it.
         ready = asyncio.create_task(self._report_ready(begun_s, workers), name="readiness")
         try:
-            await self._start(arbiter)
             async with watching(self._checks(arbiter, workers), SystemClock()):
                 with prometheus_targets(self._launch.log_dir, self._launch.frontend_url):
                     await self._stop.requested.wait()
