@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ class ReconcilerPlugin(CircusPlugin):
         die_with_parent(int(os.environ["DYNAPLAN_PARENT_PID"]))
         super().__init__(*arguments, **options)
         self._reconciler: Reconciler | None = None
+        self._early_events: list[tuple[str, Mapping[str, Any]]] = []
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._tasks = BackgroundTasks()
@@ -107,10 +109,21 @@ class ReconcilerPlugin(CircusPlugin):
     def handle_recv(self, data: Any) -> None:
         """Take an event: the end of a process, a worker to replace, or a reason for a pass."""
         _, action, message = self.split_data(data)
-        if self._reconciler is None or action not in ("reap", "stop", REPLACE_EVENT):
-            return
-        event = self.load_message(message)
-        if action == REPLACE_EVENT:  # the name in the topic is in lower case
+        if action in ("reap", "stop", REPLACE_EVENT):
+            self._take(action, self.load_message(message))
+
+    def pass_events_to(self, reconciler: Reconciler) -> None:
+        """Pass on the events from now on, and before them those that came while the fleet was being opened:
+        nobody tells an exit code twice."""
+        self._reconciler = reconciler
+        for action, event in self._early_events:
+            self._take(action, event)
+        self._early_events.clear()
+
+    def _take(self, action: str, event: Mapping[str, Any]) -> None:
+        if self._reconciler is None:
+            self._early_events.append((action, event))
+        elif action == REPLACE_EVENT:  # the name in the topic is in lower case
             self._reconciler.request_replacement(str(event["name"]))
         elif action == "reap" and event.get("exit_code") is not None:
             self._reconciler.record_exit(int(event["process_pid"]), int(event["exit_code"]))
@@ -126,7 +139,8 @@ class ReconcilerPlugin(CircusPlugin):
         earlier = EarlierLimits.beside(launch.statefile)
         ports = self._ports(launch, earlier)
         fleet = await open_fleet(launch, ports, self._wake)
-        self._reconciler = reconciler = fleet.reconciler
+        reconciler = fleet.reconciler
+        self.pass_events_to(reconciler)
         log.info("reconciling %d workers", len(reconciler.workers))
         self._tasks.spawn(fleet.keys.run(), "key persistence")
         self._tasks.spawn(_power_capping(launch, earlier, ports).run(), "power caps")

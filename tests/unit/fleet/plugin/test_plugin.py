@@ -1,0 +1,37 @@
+"""The events of circus: none of them is lost while the plugin starts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+
+from dynaplan.fleet.circus_client import REPLACE_EVENT
+from dynaplan.fleet.plugin import plugin
+from dynaplan.fleet.plugin.plugin import ReconcilerPlugin
+from dynaplan.fleet.plugin.reconciler import Reconciler
+
+
+@pytest.fixture
+def starting(monkeypatch: pytest.MonkeyPatch) -> ReconcilerPlugin:
+    """A plugin that hears events and has not opened the fleet yet."""
+    monkeypatch.setenv("DYNAPLAN_PARENT_PID", "1")
+    monkeypatch.setattr(plugin, "die_with_parent", lambda pid: None)
+    return ReconcilerPlugin("ipc://commands", "ipc://events", 1.0)
+
+
+def published(action: str, **event: Any) -> list[bytes]:
+    """An event as circus publishes it."""
+    return [f"watcher.dynamo_vllmworker.{action}".encode(), json.dumps(event).encode()]
+
+
+def test_exits_while_the_plugin_starts_reach_the_reconciler_once(starting: ReconcilerPlugin) -> None:
+    starting.handle_recv(published("reap", process_pid=41, exit_code=-9))
+    starting.handle_recv(published(REPLACE_EVENT, name="dynamo_VllmWorker"))
+    reconciler = mock.create_autospec(Reconciler, instance=True)
+    starting.pass_events_to(cast(Reconciler, reconciler))
+    starting.handle_recv(published("reap", process_pid=42, exit_code=1))
+    assert reconciler.record_exit.call_args_list == [mock.call(41, -9), mock.call(42, 1)]
+    reconciler.request_replacement.assert_called_once_with("dynamo_VllmWorker")
