@@ -208,7 +208,7 @@ async def _warn_without_fleet(store: KeyValueStore, namespace: str) -> None:
 
 
 async def _await_with_log(waiting: Awaitable[None], what: str) -> None:
-    """Await; say after a second, and then every 30 s, what is waited for."""
+    """Wait, and log what is waited for (``what``) after a second, and then every 30 s."""
     task = asyncio.ensure_future(waiting)
     next_line_s = FIRST_WAITING_LOG_S
     try:

@@ -12,9 +12,9 @@ from dynaplan.planner.rules.explain import is_change, summarize
 
 
 class RecordedDecisionEvents:
-    """Decisions that scaled, and targets whose error budget is used up.
+    """The events in a planner's records: decisions that scaled, and targets whose error budget is used up.
 
-    ``records`` returns the planner's last records, the oldest first. Those of the first poll are no events.
+    ``records`` returns the planner's last records, the oldest first. What the first poll finds is no event.
     """
 
     def __init__(self, records: Callable[[], Iterable[Mapping[str, Any]]]) -> None:

@@ -110,7 +110,7 @@ def list_files(directory: Path) -> list[LearntFile]:
 
 
 def _newest_first(directory: Path) -> list[Path]:
-    """Return the files that are there: another planner may delete one meanwhile."""
+    """Return the JSON files of the directory, the newest first; one that is deleted meanwhile is left out."""
     changed_s = {}
     for path in directory.glob("*.json"):
         with suppress(OSError):

@@ -142,7 +142,7 @@ class PlannerLoop:
         return sample
 
     async def observe(self, load: AverageLoad, state: PlannerState) -> Observation:
-        """Return the observation of the interval; where the fleet is not known, the reason."""
+        """Return the observation of the interval; ``unknown`` says why, where the fleet is not known."""
         failure = self._failure
         try:
             fleet, desired = await self._connector.fleet(), await self._connector.desired()
@@ -214,7 +214,10 @@ class PlannerLoop:
             await self._publisher.publish(tuning)
 
     async def apply(self, decision: Decision) -> bool:
-        """Ask the connector for the desired counts; with ``no-operation`` nothing is asked for."""
+        """Ask the connector for the desired counts; False if it refuses.
+
+        With ``no-operation`` nothing is asked for: False, too.
+        """
         if self._settings.no_operation:
             log.info("no-operation: %s would have been asked for", decision.desired)
             return False

@@ -70,7 +70,7 @@ def _of_interval(interval: Interval, prompts: Weights, answers: Weights) -> tupl
 
 
 def _running(came: Sequence[float], ended: Sequence[Weights], is_young: Sequence[bool]) -> list[float]:
-    """Return the requests of each interval that still run; only young intervals have any."""
+    """Return how many requests of each interval still run; only those where ``is_young`` have any."""
     left = [
         (number - sum(each.values())) if young else 0.0
         for number, each, young in zip(came, ended, is_young, strict=True)

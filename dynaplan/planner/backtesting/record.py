@@ -85,7 +85,7 @@ class Window:
     intervals: Sequence[Interval]
 
     def newest(self, within_s: float) -> Window:
-        """Return the newest intervals of that length in all, at least one."""
+        """Return the intervals that began in the last ``within_s`` seconds, at least the newest one."""
         begins_s = (each.begin_s for each in self.drawn[:-1])
         first = sum(self.drawn[-1].end_s - begin_s > within_s for begin_s in begins_s) if self.drawn else 0
         return Window(self.drawn[first:], self.intervals[first:])
@@ -307,5 +307,5 @@ def _shift(blocks: Sequence[tuple[float, float, float]]) -> float:
 
 
 def _logit(count: float, of: float) -> float:
-    """Return the logarithm of the odds of ``count`` in ``of``, with half a request added (Haldane, 1956)."""
+    """Return the logarithm of the odds of ``count`` in ``of``, half a request added (Haldane, 1956)."""
     return math.log((count + 0.5) / (max(0.0, of - count) + 0.5))

@@ -67,7 +67,7 @@ class MissCounts:
             counts.append(0)
 
     def since(self, at_s: float) -> Misses:
-        """Return the misses of the intervals since the one that began then."""
+        """Return the misses of the interval that began at ``at_s``, and of those after it."""
         first = bisect_left(self._begins_s, at_s)
         return Misses(sum(self._late[first:]), sum(self._long[first:]), sum(self._missed[first:]))
 

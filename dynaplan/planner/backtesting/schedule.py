@@ -80,7 +80,7 @@ class Question:
 
 
 class BacktestSchedule:
-    """The evidence of one planner, and the answer that holds."""
+    """The evidence of one planner, and the answer of its last backtest, which holds until the next one."""
 
     def __init__(self, settings: PlannerSettings) -> None:
         self._settings = settings

@@ -182,8 +182,8 @@ class _Climb:
 def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
     """Simulate the window on a static split, until it is over or too many have missed.
 
-    With ``is_whole`` it goes on to the end. A split that alone served all the time is not simulated: what was
-    measured counts.
+    With ``is_whole`` it goes on to the end. A split with a record of its own is not simulated: what was
+    measured counts, where it alone served all the time, and for enough of the requests.
     """
     gpus, count, arrived = search.limits.gpus(workers), search.requests, 0
     margin = -Z if gpus < search.limits.gpus(search.present) else 0.0

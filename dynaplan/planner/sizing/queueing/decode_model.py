@@ -323,7 +323,7 @@ class DecodeBatch:
         return CLUSTERS * per_step / (1 - self._feedback)
 
     def _own_ms(self, tokens: float, own_ms: float) -> float:
-        """Return the ms of a prompt's own computing: a decode step for each chunk, f, and own."""
+        """Return the ms of a prompt's computing: a decode step a chunk, f of the module, and ``own_ms``."""
         budget = max(self._kind.settings.batched_tokens - self.batch, 1.0)
         return math.ceil(tokens / budget) * self._decode_ms + self._start_ms + own_ms
 

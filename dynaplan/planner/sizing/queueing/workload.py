@@ -187,7 +187,7 @@ class Answers:
 
 
 def prompts_of(demand: Demand, kind: WorkerKind) -> Prompts:
-    """Cost the prompts of a demand on workers of that kind."""
+    """Return the cost of a demand's prompts on workers of that kind."""
     prefill_ms = kind.timing.prefill_ms
     hit = min(max(demand.prefix_hit_rate, 0.0), MAX_HIT_RATE)
     points = points_of(demand.isl, kind.settings.context_tokens)
@@ -204,7 +204,7 @@ def prompts_of(demand: Demand, kind: WorkerKind) -> Prompts:
 
 
 def answers_of(demand: Demand, kind: WorkerKind) -> Answers:
-    """Cost the answers of a demand on workers of that kind."""
+    """Return the cost of a demand's answers on workers of that kind."""
     longest = kind.settings.context_tokens
     isl, osl = points_of(demand.isl, longest), points_of(demand.osl, longest)
     steps = tuple(max(tokens - 1.0, 0.0) for tokens in osl.tokens)
