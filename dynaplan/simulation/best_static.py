@@ -116,6 +116,6 @@ def _bisect(holds: Callable[[int], bool], most: int) -> int:
 
 
 def _rank(split: TriedSplit) -> tuple[bool, int, float, int]:
-    """Order splits as the module says, the best first."""
+    """Return a key by which the best split is the least, as the module says."""
     price = split.gpus if split.is_promise_kept else 0
     return not split.is_promise_kept, price, -split.attainment, split.gpus

@@ -99,7 +99,10 @@ class BoxPolicy(Protocol):
         ...
 
     def act(self, box: Box) -> float:
-        """Do to the box what is to be done now; return when to be called again at the latest."""
+        """Admit and refuse requests, load and put away models, as the policy has it now.
+
+        Returns when it is to be called again at the latest.
+        """
         ...
 
 

@@ -125,7 +125,10 @@ def _has_keys(*keys: str) -> Callable[[str], bool]:
 
 
 def _from_mooncake(document: Mapping[str, Any]) -> TracedRequest:
-    """Read one line. Its hashes are chained already; the hash of a last, part-filled block is left out."""
+    """Read one line of a Mooncake trace; its hashes are chained already.
+
+    The hash of a last, part-filled block is left out.
+    """
     prompt_tokens = tokens(document, "input_length")
     full = prompt_tokens // MOONCAKE_BLOCK_TOKENS
     hashes = (document.get("hash_ids") or [])[:full]
