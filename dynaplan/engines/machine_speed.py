@@ -55,7 +55,10 @@ def find_machine(gpus: float) -> Machine:
 
 
 def prior_line(need: MemoryNeed | None, machine: Machine, gpus: float) -> StepLine:
-    """Return what is expected of a model on a machine; a worker's GPUs share its weights."""
+    """Return the step times that are expected of a model on a machine, by its size; None: a usual model.
+
+    The GPUs of a worker share its weights.
+    """
     if need is None or need.weights_bytes <= 0:
         need = UNKNOWN_MODEL
     bytes_per_ms = machine.bytes_per_s / 1000 * max(1.0, gpus)

@@ -52,7 +52,10 @@ class EngineLifecycle(Protocol):
     """The lifecycle, the model card, load and metrics of an engine."""
 
     async def start(self) -> None:
-        """Return when the engine can answer; raises WorkerStartFailed when it never will."""
+        """Return when the engine can answer; raises WorkerStartFailed when it never will.
+
+        Raises TemporaryError when another start may help.
+        """
         ...
 
     async def stop(self, *, keeps_cache: bool = False) -> None:

@@ -236,7 +236,7 @@ class SglangKind(ServerKind):
 
 
 def _line_of_owner(options: Options, context: EngineContext, port: int) -> LaunchLine:
-    """Return the owner's words, with metrics; the key would be on the command line, so none is asked for."""
+    """Return the owner's command, with metrics, and without a key: that would be on the command line."""
     added = [
         ("--served-model-name", served_name(options)),
         ("--enable-metrics",),

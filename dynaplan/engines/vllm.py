@@ -373,9 +373,9 @@ class VllmKind(ServerKind):
 
 
 def _line_of_owner(options: Options, context: EngineContext, port: int) -> LaunchLine:
-    """Return the owner's words, with the name that clients use, and his share of a GPU that others use too.
+    """Return the owner's command, with the model's name for clients, and its share of a GPU with others.
 
-    vLLM asks for the key on its own paths only: a guard would have to be found by his Python.
+    vLLM asks for the key on its own paths only: a guard would have to be found by the owner's Python.
     """
     added = [("--served-model-name", str(options.get("served-model-name") or options.get("model")))]
     if context.memory_fraction:

@@ -163,7 +163,7 @@ def saved_in(directory: Path) -> list[SavedSlot]:
 
 
 def remove_saved(directory: Path, wanted_bytes: int, model: str) -> int:
-    """Remove files until they had ``wanted_bytes``; return the bytes that they had.
+    """Remove saved files of ``wanted_bytes`` in all, or all there are; return the bytes of those removed.
 
     The oldest go first, and those of the model last.
     """

@@ -193,7 +193,7 @@ class SlotFiles:
                 log.warning("cannot delete %s: %s", self._directory / name, error)
 
     def delete_all(self) -> None:
-        """Delete every file of this worker, also those of a life before this one."""
+        """Delete every slot file of this worker, also those of an earlier process of its name."""
         if self._directory is None or not self._directory.is_dir():
             return
         begin = f"{self._worker_name}."

@@ -34,7 +34,7 @@ class BlockChanges:
         self._pending: list[tuple[int, _Origin | None]] = []
 
     def add_prompt(self, prompt: Sequence[int], hashes: Sequence[int]) -> None:
-        """Note the blocks of a prompt that begins to be served."""
+        """Note the blocks of a prompt that is served from now on."""
         size, parent = self._block_tokens, None
         for place, block in enumerate(hashes):
             origin = self._origins.get(block)

@@ -58,7 +58,10 @@ def timing_for(options: SimOptions) -> tuple[StepTiming, int]:
 
 
 def profile_origin(options: SimOptions) -> str:
-    """Return the source of an estimated profile's times, in words; empty for a measured one. ConfigError."""
+    """Return where an estimated profile's times are from, in words; empty for a measured one, or a formula.
+
+    Raises ConfigError for a profile that is not there.
+    """
     name = options.profile_name
     formula = name == "mocker" or name in FITTED
     return "" if formula else load_profile(name, options.tensor_parallel_size).origin

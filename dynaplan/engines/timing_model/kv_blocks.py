@@ -75,7 +75,7 @@ class BlockListener(Protocol):
         ...
 
     def removed(self, block: int) -> None:
-        """Note that the place of the block with this hash was needed."""
+        """Note that the block with this hash was evicted."""
         ...
 
 
@@ -120,7 +120,10 @@ class KvBlocks:
             self._users[block] += 1
 
     def take(self, count: int) -> None:
-        """Use ``count`` more blocks privately; the caller has checked ``free``."""
+        """Use ``count`` more blocks privately, evicting idle ones.
+
+        Raises ValueError for more than are ``free``.
+        """
         if count > self.total - self.used:
             raise ValueError(f"{count} KV blocks asked for, {self.free} free")
         self.used += count
