@@ -136,7 +136,7 @@ def _sample(curve: Curve, index: int) -> str:
 
 
 def _dashes(index: int) -> str:
-    """Tell lines of the same colour apart: those after the first round of colours are dashed."""
+    """Return the style class by which a line differs from the earlier one of its colour, "" for the first."""
     return " dashed" if index >= COLOURS else ""
 
 

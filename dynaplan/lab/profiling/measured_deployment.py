@@ -174,7 +174,10 @@ class MeasuredDeployment:
         return bool(self.worker_url)
 
     def _document(self) -> Document | None:
-        """Read the statefile; None when it is not of this process: a killed one has left an older one."""
+        """Read the statefile.
+
+        None when it is missing, damaged, or another process's: a killed one leaves its own.
+        """
         path = self._plan.state_dir / f"{self._plan.namespace}.json"
         try:
             document = StatefileStore(path).read()
@@ -264,7 +267,8 @@ async def engine_facts(
 ) -> EngineFacts:
     """Ask the Frontend and the worker; ``max_kv_tokens`` is for an engine that does not state it.
 
-    Ask after the first requests. Raises PermanentError when the size of the KV cache stays unknown.
+    Ask after the first requests. Raises TemporaryError when the Frontend does not answer, PermanentError when
+    the size of the KV cache stays unknown.
     """
     gauges = await _model_gauges(deployment.url, model)
     block_tokens = 1 if engine_kind(engine).counts_kv_in_tokens else gauges.get(BLOCK_METRIC, 0)

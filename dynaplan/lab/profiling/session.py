@@ -268,7 +268,7 @@ def _measurements(size: int, prefill: StageResult, decode: StageResult) -> Measu
 
 
 def _with(measured: Measurements, prefill: StageResult | None, decode: StageResult | None) -> Measurements:
-    """Replace the points of each phase that has curves now."""
+    """Return the measurements with the new points of each phase; None leaves a phase as it is."""
     return Measurements(
         measured.tensor_parallel_size,
         measured.gpus,

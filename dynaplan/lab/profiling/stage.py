@@ -140,7 +140,7 @@ async def _measure(
 
 
 def _notes(load: DecodeLoad, measurement: Measurement | None) -> list[str]:
-    """Warn the user of a point that differs from the requested load."""
+    """Return warnings for the user, if a point differs from the requested load."""
     what = f"{load.concurrency} requests of {load.isl_tokens} + {load.osl_tokens} tokens"
     if measurement is None:
         return [f"left out {what}: their tokens came too fast to tell them apart"]
@@ -150,7 +150,7 @@ def _notes(load: DecodeLoad, measurement: Measurement | None) -> list[str]:
 
 
 def _missing(stage: Stage, loads: Sequence[DecodeLoad], journal: Journal) -> list[DecodeLoad]:
-    """The loads without a measurement, those included that could not be measured the last time."""
+    """The loads without a measurement in the journal, those that could not be measured last time included."""
     return [load for load in dict.fromkeys(loads) if not journal.find(stage.key(**load._asdict()))]
 
 

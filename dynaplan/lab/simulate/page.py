@@ -140,8 +140,10 @@ def _gpus(results: Sequence[Result]) -> Lines:
 
 
 def _moments(results: Sequence[Result], field: str) -> Lines:
-    """Return means over the windows of the policy's looks; in a window without a look the last value
-    holds."""
+    """Return a line for each policy: a field of its snapshots, averaged over windows.
+
+    Empty ones are left out.
+    """
     lines = []
     for policy, result in enumerate(results):
         width_s = result.outcome.windows.width_s

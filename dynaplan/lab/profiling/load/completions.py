@@ -86,7 +86,7 @@ class AnswerStream:
 
     @property
     def tokens(self) -> int:
-        """The number of events with tokens so far."""
+        """The number of events with tokens so far; each may bring several."""
         return len(self.event_times_s)
 
     def take(self, data: bytes, now_s: float) -> None:
@@ -153,7 +153,7 @@ def _message(error: Any) -> str:
 
 
 def refusal(status: int, body: str) -> RequestFailed:
-    """Return the failure that an answer without tokens is, named ``503 no_worker``."""
+    """Return the failure for an answer that is no stream, named by its status and code: ``503 no_worker``."""
     try:
         document = json.loads(body)
         error = document.get("error", document) if isinstance(document, dict) else document
@@ -178,7 +178,10 @@ def open_client(api_key: str = "", tls: ClientTls = True) -> HttpClient:
 
 
 async def served_model(http: HttpClient, url: str) -> str:
-    """Return the first model that the service names; raises DeploymentError when it names none."""
+    """Return the first model that the service names.
+
+    DeploymentError when it names none, or does not answer.
+    """
     try:
         answer = await http.request("GET", f"{url}/v1/models", timeout_s=MODELS_TIMEOUT_S)
         if answer.status != 200:

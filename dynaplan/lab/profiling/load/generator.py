@@ -52,7 +52,7 @@ class LoadGenerator:
                 group.create_task(self._repeat(request))
 
     async def open_loop(self, requests: Iterable[TracedRequest], began_s: float) -> None:
-        """Send each request when it is due, whatever became of those before; wait for the last answer."""
+        """Send each request when it is due, however many are unanswered; wait for the last answer."""
         async with asyncio.TaskGroup() as group:
             for request in requests:
                 due_s = began_s + request.arrival_s
@@ -70,7 +70,7 @@ class LoadGenerator:
                 await backoff.pause()
 
     async def _wait(self, seconds: float) -> None:
-        """Wait that time, or for ``stop``; at least once for whatever else is to be done."""
+        """Wait that time, or until ``stop``; other tasks get their turn even for 0 s."""
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._stopped.wait()
