@@ -175,7 +175,7 @@ def after_saying(state: ModelsState, unwritable: str = "") -> ModelsState:
 def coming_host_bytes(state: ModelsState) -> Iterator[tuple[str, int]]:
     """Yield each model that the plan loads into the host's memory, with the bytes that all up to it need.
 
-    Loads that have begun come first.
+    Loads that have begun are counted before all of these.
     """
     last = state.last
     coming_bytes = sum(

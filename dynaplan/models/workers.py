@@ -172,7 +172,7 @@ def _devices(worker: Worker | None) -> tuple[int, ...]:
 
 
 def _retry_at_s(worker: Worker | None) -> float:
-    """Return when a failed worker may be tried again; infinity for one that can never start."""
+    """Return when a failed worker may be tried again: infinity for never, 0 if it has not failed."""
     if worker is None or worker.state is not WorkerState.FAILED:
         return 0.0
     return worker.retry_at_s or math.inf

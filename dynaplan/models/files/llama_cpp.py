@@ -97,7 +97,10 @@ def _flag(name: str, value: str) -> dict[str, str]:
 
 
 def _command(name: str, flags: Mapping[str, str]) -> str:
-    """Return the command of a model; its section may be called like a model on the hub, and name no other."""
+    """Return the command of a model.
+
+    A section that names no model is called like one on the hub, else ConfigError.
+    """
     if not any(flags.get(key) for key in MODEL_FLAGS["llamacpp"]):
         if not _HUB_NAME.fullmatch(name):
             raise ConfigError(f"[{name}] has no model", hint="Expected model = /path/to/model.gguf.")

@@ -465,13 +465,17 @@ class _Macros:
         self._environment = environment
 
     def fill_command(self, text: Any, where: str) -> str:
-        """Return the command with all macros put in, but for those of its comments, and theirs."""
+        """Return the command with all macros put in, without its comments and those of its macros."""
         if isinstance(text, list | Mapping):
             raise ConfigError(f"{where} = {text!r}", hint="Expected the command as one text, as in a shell.")
         return self._filled(_uncommented(text), where, (), clean=_uncommented) if text else ""
 
     def fill(self, value: Any, where: str, *, keeps_unknown: bool = False) -> Any:
-        """Return the value with all macros put in; one that is a whole text keeps its type."""
+        """Return the value with all macros put in.
+
+        A text that is one macro alone becomes its value, of any type. With ``keeps_unknown`` a text with an
+        unknown macro stays as it is; else ConfigError.
+        """
         if isinstance(value, Mapping):
             return {self.fill(key, where): self.fill(each, f"{where}.{key}") for key, each in value.items()}
         if isinstance(value, list):

@@ -36,7 +36,7 @@ DEFAULTS = ModelPolicy()
 
 
 class Draft:
-    """One call of ``plan``.
+    """One call of ``plan``: what is known, and the actions decided so far.
 
     ``settled`` are the models about which nothing more is decided in it, ``started`` those that it loads.
     """
