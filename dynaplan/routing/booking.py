@@ -26,10 +26,10 @@ class WorkerBook:
     prefill_blocks: int = 0
 
     def candidate(self, instance_id: int, overlap_blocks: int, others: WorkerBook | None = None) -> Candidate:
-        """Return the worker as the router chooses by it.
+        """Return the worker as the router sees it.
 
-        ``overlap_blocks`` of the new prompt are cached there. ``others`` is the book that other routers have
-        of it, if they report it.
+        ``overlap_blocks`` of the prompt are probably cached there. ``others`` is the book that other routers
+        have of it, if they report it.
         """
         in_flight, active, prefill = self.in_flight, self.active_blocks, self.prefill_blocks
         if others:
@@ -98,7 +98,7 @@ NEARLY_ALIKE = 1e-6
 
 
 class AnswerPace:
-    """Estimates how long an answer is that is sent whole, from the pace of earlier ones.
+    """Estimates how many tokens a running answer has that is sent whole, by the pace of earlier ones.
 
     Of a whole answer only its end is seen: the seconds t after which it came, its tokens n, and the blocks p
     of its prompt that the worker had to compute. Over recent answers the two costs of

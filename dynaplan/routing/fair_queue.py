@@ -174,7 +174,10 @@ class FairQueue(Generic[T]):
         key.answer_tokens = kept * key.answer_tokens + (1 - kept) * answer_tokens
 
     def may_begin(self, name: str, free: int, places: int, now_s: float) -> bool:
-        """Tell whether the key may take one of the ``free`` places; of all some are kept for absent keys."""
+        """Tell whether the key may take one of the ``free`` places.
+
+        Of all ``places`` some are kept for keys that were there lately and have nothing in hand now.
+        """
         if free <= 0:
             return False
         most_kept = int(places * KEPT_PART)
