@@ -275,7 +275,7 @@ class DeviceReport:
 
     @classmethod
     def of(cls, index: int, total_bytes: int, foreign_bytes: int) -> DeviceReport:
-        """Return the report of a device, with what others hold in steps."""
+        """Return the report of a device; what others hold is rounded down to ``FOREIGN_STEP_BYTES``."""
         return cls(index, total_bytes, foreign_bytes // FOREIGN_STEP_BYTES * FOREIGN_STEP_BYTES)
 
     def to_json(self) -> dict[str, Any]:

@@ -16,9 +16,10 @@ ATTEMPTS = 20
 
 
 async def change_order(store: KeyValueStore, namespace: str, model: str, order: Mapping[str, Any]) -> None:
-    """Change these fields of what is asked for the model, and nothing that is asked for others.
+    """Change these fields of the model's order in the store, and nothing of other models'.
 
-    Orders that cannot be read are replaced. Raises StoreUnavailable, or TemporaryError.
+    Orders that cannot be read are replaced. Raises StoreUnavailable, or TemporaryError when others keep
+    changing them.
     """
     key = scaling_key(namespace, MODEL_ORDERS)
     for _ in range(ATTEMPTS):

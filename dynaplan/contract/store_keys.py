@@ -30,7 +30,7 @@ SCALED_ROLES = tuple(COUNT_KEYS)
 
 
 def planner_prefix(namespace: str) -> str:
-    """Return the prefix of the protocol's own keys."""
+    """Return the prefix of the keys of the virtual-connector protocol."""
     return f"v1/{namespace}/planner/"
 
 
@@ -41,7 +41,7 @@ EXTENSIONS = frozenset(
 
 
 def scaling_prefix(namespace: str) -> str:
-    """Return the prefix of the protocol's keys and of the extensions."""
+    """Return the common prefix of the protocol's keys and of the extensions."""
     return f"v1/{namespace}/planner"
 
 
