@@ -218,12 +218,14 @@ class Loan:
         chosen: tuple[LendableGpu, ...] = ()
         if self._found:
             self._found = find_deployment(self._found.namespace)
+        with suppress(DynaplanError):  # of an attempt before this one
+            self._claims.release([gpu.uuid for gpu in self._gpus])
         request, box = self._request, await asyncio.to_thread(_lendable_gpus, self._found)
         box = await _with_models(self._found, box)
 
         def change(now: ReservedGpus) -> ReservedGpus:
             nonlocal chosen
-            now = now.without_ended(process_table.is_alive)
+            now = self._those_of_others(now.without_ended(process_table.is_alive))
             chosen = choose_lent(
                 [_unless_reserved(each, now.by_gpu) for each in box], request.gpus, request.memory_bytes
             )
@@ -295,11 +297,9 @@ class Loan:
 
     async def _write(self, made: Mapping[int, Hold]) -> None:
         """Put these in the place of this process's loans."""
-        holder = self._request.made.holder
 
         def change(now: ReservedGpus) -> ReservedGpus:
-            ours = frozenset(index for index, each in now.by_gpu.items() if each.holder == holder)
-            return now.without(ours).with_gpus(made)
+            return self._those_of_others(now).with_gpus(made)
 
         if self._found and process_table.is_alive(self._found.arbiter):
             with connected(self._found):
@@ -307,6 +307,10 @@ class Loan:
                     await change_entries(
                         store, self._found.namespace, RESERVATIONS, ReservedGpus.from_text, change
                     )
+
+    def _those_of_others(self, now: ReservedGpus) -> ReservedGpus:
+        holder = self._request.made.holder
+        return now.without(frozenset(index for index, each in now.by_gpu.items() if each.holder == holder))
 
     def _is_of_deployment(self, gpu: Gpu) -> bool:
         return self._found is not None and gpu in inventory_of(self._found.document)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dynaplan.contract.gpus import GB, Gpu, by_reason
+from dynaplan.contract.gpus import Gpu, by_reason
 from dynaplan.fleet.rules.reconcile import FIRST_TO_LEAVE
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.util.errors import CapacityError, ConfigError
@@ -61,7 +61,7 @@ def choose_lent(gpus: Sequence[LendableGpu], number: int, least_bytes: int = 0) 
     too_small = {each.gpu.index: _too_small(each.gpu, least_bytes) for each in gpus}
     large_enough = sum(not words for words in too_small.values())
     if number > large_enough:
-        of_memory = f" with {least_bytes / 1e9:g} GB or more" if least_bytes else ""
+        of_memory = f" with {_shown_gb(least_bytes):g} GB or more" if least_bytes else ""
         raise ConfigError(
             f"--gpus is {number}, and this box has {large_enough}{of_memory}",
             hint="`dynaplan gpus` shows them.",
@@ -80,6 +80,11 @@ def choose_lent(gpus: Sequence[LendableGpu], number: int, least_bytes: int = 0) 
 
 
 def _too_small(gpu: Gpu, least_bytes: int) -> str:
-    if gpu.memory_bytes >= least_bytes:
+    if (has_gb := _shown_gb(gpu.memory_bytes)) >= _shown_gb(least_bytes):
         return ""
-    return f"its {gpu.memory_bytes / GB:.0f} GB are less than is asked for"
+    return f"its {has_gb:g} GB are less than is asked for"
+
+
+def _shown_gb(size_bytes: int) -> float:
+    """Return an amount as ``dynaplan models`` shows it: who asks for what is shown there gets it."""
+    return round(size_bytes / 10**9, 1)

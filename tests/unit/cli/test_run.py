@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +14,10 @@ import pytest
 
 from dynaplan.cli import run
 from dynaplan.cli.run import Loan, Request, check_program, moment_of, parse_memory, parse_time, shown_command
-from dynaplan.contract.holds import Hold
+from dynaplan.contract.gpus import Gpu
+from dynaplan.contract.holds import Hold, ReservedGpus
+from dynaplan.fleet import deployments
+from dynaplan.fleet.rules.lending import LendableGpu
 from dynaplan.process import process_table
 from dynaplan.util.errors import ConfigError, DeploymentError, DynaplanError, StoreUnavailable
 
@@ -89,3 +95,41 @@ async def test_who_waits_when_the_deployment_ends_takes_what_the_box_has(
 async def test_a_fault_of_a_deployment_that_lives_is_no_end_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError):
         await loan_for(monkeypatch, [ConfigError("too many")], True).obtain()
+
+
+async def test_who_reserves_again_is_in_nobodys_way_and_has_one_gpu_for_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = Hold(since_s=0.0, by="alice", holder=process_table.identity_of(os.getpid()))
+    others = Hold(since_s=0.0, by="bob")
+    gpus = (Gpu(0, "GPU-SIM-0"), Gpu(1, "GPU-SIM-1"), Gpu(2, "GPU-SIM-2"))
+    found: Any = SimpleNamespace(namespace="ns", arbiter=made.holder, workers=(), document={})
+    reserved = ReservedGpus({0: others})
+    faults: list[DynaplanError] = [STORE_AWAY]
+
+    async def change_entries(*args: Any) -> None:
+        nonlocal reserved
+        change: Callable[[ReservedGpus], ReservedGpus] = args[-1]
+        reserved = change(reserved)
+
+    async def wait_until_free(*_: Any) -> None:
+        if faults:
+            raise faults.pop(0)
+
+    monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path))
+    monkeypatch.setattr(deployments, "find_deployment", lambda _: found)
+    for name, fake in {
+        "WORKERS_POLL_S": 0.0,
+        "connected": lambda _: nullcontext(),
+        "inventory_of": lambda _: gpus,
+        "record_by_hand": lambda *_: None,
+        "_lendable_gpus": lambda _: [LendableGpu(each, ()) for each in gpus],
+        "change_entries": change_entries,
+        "wait_until_free": wait_until_free,
+    }.items():
+        monkeypatch.setattr(run, name, fake)
+    monkeypatch.setattr(run.connections, "open_store", lambda: nullcontext())
+    loan = Loan(found, Request(1, 0, 60.0, is_confirmed=True, made=made))
+    await loan.obtain()
+    assert not faults
+    assert reserved.by_gpu == {0: others, 2: made}

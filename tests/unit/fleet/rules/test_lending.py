@@ -47,7 +47,8 @@ def test_of_equal_gpus_that_of_the_highest_index_is_lent() -> None:
 def test_a_gpu_with_too_little_memory_is_left_out() -> None:
     assert chosen([gpu(0), gpu(1, size_gb=16)], least_bytes=20 * 10**9) == [0]
     taken = replace(gpu(0), taken="lent to alice")
-    with pytest.raises(CapacityError, match="GPU 1: its 16 GB are less than is asked for"):
+    assert chosen([gpu(0)], least_bytes=85_900_000_000) == [0]  # 80 GiB, shown as 85.9 GB
+    with pytest.raises(CapacityError, match=r"GPU 1: its 17\.2 GB are less than is asked for"):
         chosen([taken, gpu(1, size_gb=16)], least_bytes=20 * 10**9)
 
 
