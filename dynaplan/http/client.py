@@ -24,6 +24,9 @@ from dynaplan.http.tls import ClientTls, describe_error
 NO_HEADERS: Mapping[str, str] = {}
 JSON_BODY = {"Content-Type": "application/json"}
 
+MAX_TRIED_BYTES = 4 * 1024 * 1024
+"""Bytes of a body after which ``try_get`` reads no more."""
+
 
 class NotConnected(ConnectionError):
     """No connection came about, so the server knows nothing of the request; ``__cause__`` says more."""
@@ -205,6 +208,8 @@ class HttpClient:
         except OSError as error:
             reason = describe_error(error) if isinstance(error, ssl.SSLError) else str(error)
             raise NotConnected(reason or type(error).__name__) from error
+        except ValueError as error:  # the standard library's word for what is no name of a machine
+            raise NotConnected(f"malformed address: {error}") from error
 
     async def _exchange(
         self, connection: ServerConnection, pool: ConnectionPool, target: Target, head: bytes, body: bytes
@@ -226,11 +231,18 @@ async def get(url: str, token: str = "", *, timeout_s: float, tls: ClientTls = T
 async def try_get(url: str, *, timeout_s: float, unix_socket: str = "") -> WholeAnswer | None:
     """Get what a server of this host answers, whatever its status; None without an answer in time.
 
-    Its certificate is not checked: nobody can listen in between.
+    Of a body that never ends there is what has come in time, or ``MAX_TRIED_BYTES``. The
+    certificate is not checked: nobody can listen in between.
     """
+    answer: Answer | None = None
+    body = bytearray()
     own = HttpClient(tls=False, keeps_connections=False, unix_socket=unix_socket, connect_timeout_s=timeout_s)
     try:
-        async with own as client:
-            return await client.request("GET", url, timeout_s=timeout_s)
+        async with own as client, asyncio.timeout(timeout_s):
+            with await client.send("GET", url) as answer:
+                while len(body) < MAX_TRIED_BYTES and (piece := await answer.read_some()):
+                    body += piece
     except OSError:
-        return None
+        if answer is None:
+            return None
+    return WholeAnswer(answer.status, answer.headers, bytes(body))

@@ -79,7 +79,19 @@ async def test_where_nobody_listens_nothing_has_left() -> None:
         await get(url_of(*unused.getsockname()), timeout_s=5)
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:many/", "http://[::1/", "http://127.0.0.1:99999/", ""])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://127.0.0.1:many/",
+        "http://[::1/",
+        "http://127.0.0.1:99999/",
+        "",
+        "http://box..lan:9090/",
+        f"http://{'a' * 64}.lan/",
+        "https://box..lan/",
+        "http://bo\0x/",
+    ],
+)
 async def test_a_malformed_address_is_a_failure_like_any_other(address: str) -> None:
     with pytest.raises(NotConnected):
         await get(address, timeout_s=5)
@@ -101,6 +113,16 @@ async def test_a_try_returns_any_answer_over_a_unix_socket_too_and_none_for_sile
     async with await asyncio.start_unix_server(answer, runtime_dir / "s"):
         said = await try_get("http://any/health", timeout_s=5, unix_socket=str(runtime_dir / "s"))
     assert said and said.text == "true"
+
+    async def never_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\ntrue")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_unix_server(never_end, runtime_dir / "e"):
+        said = await try_get("http://any/health", timeout_s=0.5, unix_socket=str(runtime_dir / "e"))
+    assert said and (said.status, said.text) == (200, "true")
     assert await try_get("http://any/", timeout_s=5, unix_socket=str(runtime_dir / "nobody")) is None
 
 
