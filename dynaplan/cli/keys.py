@@ -39,6 +39,9 @@ from dynaplan.util import screen
 from dynaplan.util.errors import ConfigError, DeploymentError, nearest
 from dynaplan.util.tables import text_table
 
+MOST_DAYS = 3660
+"""Days of usage that are looked for at most."""
+
 ACTIONS = {
     "add": ("keys:add", "Make a key, print it once, and write its hash."),
     "list": ("keys:listing", "Show whose keys there are, and their limits."),
@@ -157,7 +160,7 @@ def revoke(name: str, file: Path | None) -> None:
 @click.argument("name", required=False)
 @namespace_option
 @click.option(
-    "--days", type=click.IntRange(1), default=1, show_default=True, help="So many, with today's the last."
+    "--days", type=click.IntRange(1, MOST_DAYS), default=1, show_default=True, help="So many, today the last."
 )
 @click.option("--csv", "as_csv", is_flag=True, help="A line for each day, key and model.")
 def usage(name: str | None, namespace: str | None, days: int, as_csv: bool) -> None:

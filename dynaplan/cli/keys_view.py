@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ LEAST_SHARE = 0.005
 
 Row = Mapping[str, Any]
 """What a key has at a model: ``key``, ``model`` (empty for the only one), how many of its requests are
-``running`` and ``waiting``, its ``share`` of the work lately, and ``limits``: kind, used, limit of each."""
+``running`` and ``waiting``, its ``share`` of the work lately, 0 to 1, and ``limits``: kind, used, limit of
+each."""
 
 
 def key_rows(answers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -27,19 +29,19 @@ def key_rows(answers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for answer in answers:
         for model, keys in answer.get("turns", {}).items():
             for each in keys:
-                row = found.setdefault((model, each["key"]), {**each, "model": model, **_NOTHING})
-                for name in _NOTHING:
+                row = found.setdefault((model, each["key"]), {"key": each["key"], "model": model, **_NOTHING})
+                for name in ("waiting", "running", "work"):
                     row[name] += each[name]
-                row["limits"] = answer.get("limits", {}).get(each["key"], [])
-    for model in {model for model, _ in found}:
-        rows = [row for (its, _), row in found.items() if its == model]
-        total = sum(row["share"] for row in rows) or 1.0
-        for row in rows:
-            row["share"] /= total
+                row["limits"] = answer.get("limits", {}).get(each["key"]) or row["limits"]
+    total = defaultdict[str, float](float)
+    for row in found.values():
+        total[row["model"]] += row["work"]
+    for row in found.values():
+        row["share"] = row.pop("work") / (total[row["model"]] or 1.0)
     return [row for row in found.values() if row["waiting"] or row["running"] or row["share"] >= LEAST_SHARE]
 
 
-_NOTHING = {"waiting": 0, "running": 0, "share": 0.0}
+_NOTHING: Mapping[str, Any] = {"waiting": 0, "running": 0, "work": 0.0, "limits": ()}
 
 
 def key_sentence(row: Row) -> str:

@@ -50,7 +50,7 @@ KEPT_PART = 0.25
 """Part of the places that is kept at most."""
 
 SHARE_S = 60.0
-"""Time over which the work that ``share`` compares fades to 1/e."""
+"""Time over which the work that ``turns`` tells fades to 1/e."""
 
 ANSWERS_COUNTED = 0.9
 """Weight of the answers before, for each new one, in the mean of a key."""
@@ -83,12 +83,12 @@ class _Key(Generic[T]):
 
 @dataclass(frozen=True)
 class KeyTurns:
-    """What is shown of a key: its requests, and its share of the recent work, 0 to 1."""
+    """What is shown of a key: its requests, and the recent work done for it, in weighted tokens."""
 
     key: str
     waiting: int
     running: int
-    share: float
+    work: float
 
 
 class FairQueue(Generic[T]):
@@ -206,12 +206,11 @@ class FairQueue(Generic[T]):
                 del self._keys[name]
 
     def turns(self, now_s: float) -> Iterator[KeyTurns]:
-        """Yield what every key has, the largest share first."""
+        """Yield what every key has, the one with most work first."""
         work = {name: each.recent_work(now_s) for name, each in self._keys.items()}
-        total = sum(work.values()) or 1.0
         for name in sorted(work, key=lambda each: -work[each]):
             each = self._keys[name]
-            yield KeyTurns(name, len(each.waiting), each.running, max(0.0, work[name]) / total)
+            yield KeyTurns(name, len(each.waiting), each.running, max(0.0, work[name]))
 
 
 def _place_in_order(key: _Key[T]) -> tuple[float, int]:

@@ -215,4 +215,4 @@ def test_shares_and_waiting_requests_are_told_by_key() -> None:
         box.step()
     told = {each.key: each for each in box.queue.turns(box.now_s)}
     assert (told["a"].waiting + told["a"].running, told["b"].waiting + told["b"].running) == (2, 1)
-    assert sum(each.share for each in told.values()) == pytest.approx(1.0)
+    assert told["a"].work > told["b"].work > 0

@@ -64,7 +64,10 @@ class KeyCounts:
         self._shared.close()
 
     def add(self, name: str, *, in_flight: int = 0, requests: int = 0, tokens: int = 0) -> None:
-        """Count for the key of that name."""
+        """Count for the key of that name.
+
+        Fewer ``tokens`` take back what a minute has; what an earlier one had too many stays counted there.
+        """
         at, words = self._offsets.get(name), self._words
         if at is None:
             at = self._new_record(name)
@@ -76,7 +79,8 @@ class KeyCounts:
             words[at + _MINUTE] = minute
         words[at + _IN_FLIGHT] += in_flight
         words[at + _REQUESTS] += requests
-        words[at + _TOKENS] += tokens
+        if tokens:
+            words[at + _TOKENS] = max(0, words[at + _TOKENS] + tokens)
 
     def used(self, name: str) -> Used:
         """Return what all frontends have counted for it."""

@@ -44,10 +44,10 @@ class Window(NamedTuple):
     def wait_s(self, amount: int) -> float:
         """Return the seconds until that much more is within the limit; infinite where it never is."""
         room = self.limit - amount
-        if self.now + self.before <= room:
-            return 0.0
         if room < 0:
             return math.inf
+        if self.now + self.before <= room:
+            return 0.0
         if self.now <= room:
             return max(0.0, self._falls_to(room - self.now, self.before) - self.elapsed_s)
         return WINDOW_S - self.elapsed_s + self._falls_to(room, self.now)

@@ -82,11 +82,15 @@ class KeyUsage:
         self._directory = directory
         self._today = today
         self._unwritten: dict[tuple[str, str], _Unwritten] = {}
+        self._day = today()
         self._days: defaultdict[date, Usage] = defaultdict(dict)
         self._is_failing = False
 
     def add(self, key: str, model: str, status: str, prompt_tokens: int = 0, answer_tokens: int = 0) -> None:
         """Count a request that has ended."""
+        if (today := self._today()) != self._day:
+            self.write()
+            self._day = today
         found = self._unwritten.get((key, model))
         if found is None:
             found = self._unwritten[key, model] = _Unwritten()
@@ -95,7 +99,7 @@ class KeyUsage:
         found.answer_tokens += answer_tokens
 
     def write(self) -> None:
-        """Add what was counted to the metrics, and to what is to be written of this day."""
+        """Add what was counted to the metrics, and to what is to be written of its day."""
         unwritten, self._unwritten = self._unwritten, {}
         for (key, model), counted in unwritten.items():
             of_model = self._namespace, key, model
@@ -108,7 +112,7 @@ class KeyUsage:
             self._tokens.labels(*of_model, "answer").inc(counted.answer_tokens)
             if self._directory:
                 amounts = Amounts(answered, counted.prompt_tokens, counted.answer_tokens)
-                of_day = self._days[self._today()]
+                of_day = self._days[self._day]
                 of_day[key, model] = of_day.get((key, model), Amounts()).plus(amounts)
 
     async def run(self) -> None:
@@ -146,12 +150,27 @@ class KeyUsage:
 
 
 def read_usage(file: Path) -> Usage:
-    """Return what a day's file says; raises OSError, and ValueError for one that is something else."""
+    """Return what a day's file says, without lines that are none of usage.
+
+    Raises OSError, and ValueError for a file that is something else.
+    """
     with file.open(newline="") as lines:
         rows = csv.reader(lines)
-        if tuple(next(rows, ())) != COLUMNS:
-            raise ValueError(f"{file} is no file of usage")
-        return {(key, model): Amounts(*map(int, numbers)) for key, model, *numbers in rows}
+        try:
+            if tuple(next(rows, ())) == COLUMNS:
+                return add_up(_amounts_in(rows, file))
+        except csv.Error as error:
+            raise ValueError(f"{file} is no file of usage: {error}") from None
+        raise ValueError(f"{file} is no file of usage")
+
+
+def _amounts_in(rows: Iterable[list[str]], file: Path) -> Iterator[tuple[tuple[str, str], Amounts]]:
+    for row in rows:
+        try:
+            key, model, requests, prompt_tokens, answer_tokens = row
+            yield (key, model), Amounts(int(requests), int(prompt_tokens), int(answer_tokens))
+        except ValueError:
+            log.warning("%s: left out, for it is no line of usage: %s", file, ",".join(row))
 
 
 def usage_text(usage: Usage) -> str:

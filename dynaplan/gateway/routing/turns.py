@@ -87,7 +87,7 @@ class Turns:
             turn.wake()
 
     def of_keys(self) -> list[KeyTurns]:
-        """Return what each key has here, the largest share first."""
+        """Return what each key has here, the one with most work lately first."""
         self._queue.forget(self.now_s())
         return list(self._queue.turns(self.now_s()))
 

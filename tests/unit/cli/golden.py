@@ -59,8 +59,8 @@ def memory(gpu: int, total_gb: int, foreign_gb: int, **models_gb: int) -> dict[s
     }
 
 
-def turns(key: str, waiting: int, running: int, share: float) -> dict[str, Any]:
-    return {"key": key, "waiting": waiting, "running": running, "share": share}
+def turns(key: str, waiting: int, running: int, work: float) -> dict[str, Any]:
+    return {"key": key, "waiting": waiting, "running": running, "work": work}
 
 
 def planned(policy: str, **more: Any) -> dict[str, Any]:
@@ -79,7 +79,7 @@ STATUS: Mapping[str, Callable[[], str]] = {
         keys=key_rows(
             [
                 {
-                    "turns": {"": [turns("nightly", 33, 7, 0.87), turns("alice", 0, 1, 0.13)]},
+                    "turns": {"": [turns("nightly", 33, 7, 8700.0), turns("alice", 0, 1, 1300.0)]},
                     "limits": {"nightly": [{"kind": "requests/min", "used": 99, "limit": 2000}]},
                 }
             ]

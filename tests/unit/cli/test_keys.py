@@ -93,3 +93,4 @@ def test_usage_adds_up_the_days_and_is_comma_separated_where_that_is_asked(
     lines = run("usage", "--days", "2", "--csv").stdout.splitlines()
     assert lines[0] == "day,key,model,requests,prompt_tokens,answer_tokens"
     assert len(lines) == 5
+    assert "99999999 is not in the range" in run("usage", "--days", "99999999").stderr

@@ -38,6 +38,16 @@ def test_a_minute_becomes_the_one_before_and_then_nothing(clock: Clock) -> None:
     assert counts.used("bob") == Used()
 
 
+def test_what_was_estimated_too_high_in_an_earlier_minute_lifts_no_limit(clock: Clock) -> None:
+    counts = KeyCounts(None, clock)
+    counts.add("alice", tokens=1000)
+    counts.add("alice", tokens=-400)
+    assert counts.used("alice").tokens_now == 600
+    clock.unix_s += 60
+    counts.add("alice", tokens=100 - 600)
+    assert counts.used("alice") == Used(0, 0, 0, 0, 600)
+
+
 def test_frontends_on_one_port_see_each_others_counts(tmp_path: Path, clock: Clock) -> None:
     first, second = KeyCounts(tmp_path, clock), KeyCounts(tmp_path, clock)
     first.look_for_others()

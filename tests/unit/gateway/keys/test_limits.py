@@ -28,6 +28,7 @@ def test_one_waits_until_there_is_room(window: Window, wait_s: float) -> None:
 
 def test_what_is_larger_than_the_limit_never_passes() -> None:
     assert Window(100, 0, 0, 0.0).wait_s(101) == math.inf
+    assert Window(100, -50, 0, 0.0).wait_s(101) == math.inf
 
 
 @given(

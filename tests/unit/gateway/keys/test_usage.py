@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import date
+from collections.abc import Callable
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,11 @@ from dynaplan.gateway.keys.usage import REFUSED, Amounts, KeyUsage, read_usage
 DAY = date(2026, 11, 29)
 
 
-def usage(directory: Path, today: date = DAY) -> KeyUsage:
+def usage(directory: Path, today: Callable[[], date] = lambda: DAY) -> KeyUsage:
     registry = CollectorRegistry()
     requests = Counter("requests", "", ("namespace", "key", "model", "status"), registry=registry)
     tokens = Counter("tokens", "", ("namespace", "key", "model", "type"), registry=registry)
-    return KeyUsage("ns", requests, tokens, directory, lambda: today)
+    return KeyUsage("ns", requests, tokens, directory, today)
 
 
 def test_several_frontends_add_to_the_file_of_the_day(tmp_path: Path) -> None:
@@ -58,3 +59,31 @@ def test_a_file_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     one.add("alice", "m", "success", 1, 1)
     one.write_files()
     assert file.read_text() == "a,b\n"
+
+
+def test_a_line_that_is_none_of_usage_is_left_out_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / f"{DAY}.csv"
+    bad = ("bob,m,1,2,3,4", "bob,m,many,2,3", "bob", "")
+    file.write_text("\n".join(["key,model,requests,prompt_tokens,answer_tokens", *bad, "bob,m,1,2,3", ""]))
+    one = usage(tmp_path)
+    for _ in range(2):
+        one.add("alice", "m", "success", 10, 20)
+        one.write_files()
+    assert read_usage(file) == {("alice", "m"): Amounts(2, 20, 40), ("bob", "m"): Amounts(1, 2, 3)}
+    assert [each.args[1] for each in caplog.records if isinstance(each.args, tuple)] == list(bad)
+
+
+def test_a_request_counts_for_the_day_on_which_it_ended(tmp_path: Path) -> None:
+    today = DAY
+    one = usage(tmp_path, lambda: today)
+    one.add("alice", "m", "success", 10, 20)
+    today += timedelta(days=1)
+    one.add("alice", "m", "success", 1, 2)
+    today += timedelta(days=1)
+    one.write_files()
+    for ago, amounts in ((1, Amounts(1, 10, 20)), (0, Amounts(1, 1, 2))):
+        day = DAY + timedelta(days=1 - ago)
+        assert read_usage(tmp_path / f"{day}.csv") == {("alice", "m"): amounts}
+    assert len(list(tmp_path.iterdir())) == 2

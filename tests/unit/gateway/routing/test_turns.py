@@ -161,5 +161,5 @@ async def test_what_was_computed_counts_in_the_place_of_what_was_expected() -> N
             with here.turns.turn(use, call) as turn:
                 (await here.router.book(call, 0.0, turn=turn)).close()
             use.end(10, answer_tokens, is_error=False)
-        shares = {each.key: each.share for each in here.turns.of_keys()}
-        assert shares["k1000"] == pytest.approx(2010 / 2040, rel=0.01)
+        work = {each.key: each.work for each in here.turns.of_keys()}
+        assert work["k1000"] / sum(work.values()) == pytest.approx(2010 / 2040, rel=0.01)
