@@ -1,8 +1,9 @@
 """Which of the processes on one listening socket takes the next connection: one that has few.
 
 Each shares the number of its open connections. One with more than a sixteenth more than the fewest leaves the
-next to the others for a moment, but not for ever: when the one with the fewest has taken nothing for
-``MOST_LEFT`` moments it may hang, and nothing more is left to it before its number changes.
+next to the others for a moment, but not for ever: when the one with the fewest has not looked for
+``MOST_LEFT`` moments it may hang, and nothing more is left to it before it looks again. Its connections alone
+do not tell: with short ones there is never any open.
 """
 
 from __future__ import annotations
@@ -10,11 +11,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from dynaplan.http.timing import OTHER_ACCEPTORS_POLL_S
 from dynaplan.util.shared_words import SharedWords
 
 MOST_LEFT = 20
+
+
+class Shared(NamedTuple):
+    """What a process tells the others: its open connections, and how often it has looked for a new one."""
+
+    connections: int
+    looks: int
 
 
 class FairPart:
@@ -24,16 +33,16 @@ class FairPart:
     """
 
     def __init__(self) -> None:
-        self._fewest = -1
+        self._fewest: Shared | None = None
         self._left = 0
 
-    def leaves_next(self, own: int, others: Iterable[int]) -> bool:
+    def leaves_next(self, own: int, others: Iterable[Shared]) -> bool:
         """Tell whether to leave the next connection to the others.
 
-        ``own`` and ``others`` are the numbers of open connections of this process and of each other one.
+        ``own`` is the number of open connections of this process.
         """
-        fewest = min(others, default=own)
-        if own - own // 16 <= fewest:
+        fewest = min(others, default=None)
+        if fewest is None or own - own // 16 <= fewest.connections:
             return False
         if fewest != self._fewest:
             self._fewest, self._left = fewest, 0
@@ -48,7 +57,7 @@ class AcceptTurns:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._connections = SharedWords(directory, 1)
+        self._shared = SharedWords(directory, 2)
         self._part = FairPart()
         self._look_at_s = 0.0
 
@@ -56,10 +65,11 @@ class AcceptTurns:
         """Share the number of open connections of this process; tell whether others are to take the next."""
         if (now_s := time.monotonic()) >= self._look_at_s:
             self._look_at_s = now_s + OTHER_ACCEPTORS_POLL_S
-            self._connections.look_for_others()
-        self._connections.mine[0] = connections
-        return self._part.leaves_next(connections, [each[0] for each in self._connections.others.values()])
+            self._shared.look_for_others()
+        mine = self._shared.mine
+        mine[0], mine[1] = connections, mine[1] + 1
+        return self._part.leaves_next(connections, [Shared(*each) for each in self._shared.others.values()])
 
     def close(self) -> None:
-        """Withdraw this process's number, so that the others leave no connections to it."""
-        self._connections.close()
+        """Withdraw this process's numbers, so that the others leave no connections to it."""
+        self._shared.close()
