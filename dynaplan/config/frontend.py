@@ -14,7 +14,12 @@ from typing import Any, NamedTuple
 from dynaplan.config.model_entries import planned_models, served_models
 from dynaplan.config.service_config import COMMON, SERVICE_ARGS, ServiceConfig, kebab_keys, section_options
 from dynaplan.config.settings.fields import kebab
-from dynaplan.config.settings.frontend import DECODE_COMPONENT, DisaggregationSettings, FrontendSettings
+from dynaplan.config.settings.frontend import (
+    DECODE_COMPONENT,
+    DisaggregationSettings,
+    FrontendSettings,
+    part_of_limit,
+)
 from dynaplan.config.settings.models import ServedModel
 from dynaplan.config.settings.planner import PlannerSettings
 
@@ -190,9 +195,9 @@ def own_frontend_settings(own: Mapping[str, Any]) -> FrontendSettings:
 
 
 def _part_of_limit(model: ServedModel, frontends: int) -> ServedModel:
-    """Return the model with one frontend's part of its ``concurrency-limit``: rounded down, one at least."""
+    """Return the model with one frontend's part of its ``concurrency-limit``."""
     limit = model.settings.concurrency_limit
-    part = max(1, limit // frontends) if limit else None
+    part = part_of_limit(limit, frontends) if limit else None
     return replace(model, settings=replace(model.settings, concurrency_limit=part))
 
 

@@ -101,7 +101,11 @@ def _check_local_prefill(settings: PlannerSettings, config: Mapping[str, Mapping
 
 
 OF_THE_MODEL = (
-    *("served-model-name", "decode-component", "prefill-component", "namespace", "environment"),
+    "served-model-name",
+    "decode-component",
+    "prefill-component",
+    "namespace",
+    "environment",
     "max-local-prefill-length",
 )
 """Options that the planner of a model takes from its model, or that are about all models."""

@@ -92,8 +92,13 @@ class Replayer:
         self._state, decision = decide(
             self._settings, self._state, observation, self._model, self._own_policy
         )
-        tunings = record.next_state.tuning, self._state.tuning
-        return ReplayedDecision(record.wall_time, record.decision, decision, *tunings)
+        return ReplayedDecision(
+            record.wall_time,
+            recorded=record.decision,
+            replayed=decision,
+            recorded_tuning=record.next_state.tuning,
+            replayed_tuning=self._state.tuning,
+        )
 
     async def close(self) -> None:
         """End the processes that compute forecasts, if any were needed."""

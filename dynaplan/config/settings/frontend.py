@@ -248,3 +248,8 @@ class RouterSettings(Settings):
     """Options of the Router's section alone; routing is in the Frontend's too."""
 
     indexer: str | None = option(None, NO_EFFECT)
+
+
+def part_of_limit(limit: int, frontends: int) -> int:
+    """Return one frontend's part of a limit that all on its port share: rounded down, 1 at least."""
+    return max(1, limit // frontends)

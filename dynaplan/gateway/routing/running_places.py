@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+from dynaplan.config.settings.frontend import part_of_limit
 from dynaplan.contract.running_limits import RunningLimit
 from dynaplan.routing.running_places import free_places, is_held_back
 
@@ -46,7 +47,7 @@ class RunningPlaces:
 
     def _part_of(self, limit: RunningLimit) -> RunningLimit:
         """Return this frontend's part of the limit."""
-        most = max(1, round(limit.most / self._frontends))
+        most = part_of_limit(limit.most, self._frontends)
         return replace(limit, most=most, ends_per_s=limit.ends_per_s / self._frontends)
 
     def would_hold_back(self) -> bool:
@@ -54,16 +55,30 @@ class RunningPlaces:
         limit, running = self.limit, self._running()
         return limit is not None and bool(running) and is_held_back(limit, running, len(self.waiting))
 
-    async def wait(self) -> bool:
-        """Wait until a request may go to a worker; False at once where it is not held back."""
+    async def wait(
+        self,
+        deadline_s: float,
+        next_look_s: Callable[[float], float],
+        check: Callable[[], Awaitable[None]] | None,
+    ) -> bool:
+        """Wait until a request may go to a worker; False at once where it is not held back.
+
+        At the deadline it may, too. It looks by itself for a place when ``next_look_s`` of the time says, and
+        awaits ``check``, which may end the wait by an error. All times are on the loop's clock.
+        """
         limit = self.limit
         if limit is None or not self.would_hold_back():
             return False
         loop = asyncio.get_running_loop()
         place = loop.create_future()
+        until_s = min(deadline_s, loop.time() + limit.wait_s)
         self.waiting.append(place)
         try:
-            await asyncio.wait((place,), timeout=limit.wait_s)
+            while not place.done() and (now_s := loop.time()) < until_s:
+                await asyncio.wait((place,), timeout=min(until_s, next_look_s(now_s)) - now_s)
+                if check and not place.done():
+                    await check()
+                self.wake()
         finally:
             self.waiting.remove(place)
             loop.call_soon(self.wake)  # when this one is booked, or has left its place to another

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dynaplan.config.settings.frontend import part_of_limit
 from dynaplan.routing.booking import WorkerBook
 from dynaplan.routing.fair_queue import FairQueue, KeyTurns
 from dynaplan.store.instances import Instance
@@ -95,7 +96,7 @@ class Turns:
         slots = instance.card.get("request_slots")
         if not isinstance(slots, int) or slots < 1:
             return UNKNOWN_PLACES
-        return max(1, slots // self._frontends)
+        return part_of_limit(slots, self._frontends)
 
 
 class Turn:

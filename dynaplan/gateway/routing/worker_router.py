@@ -49,7 +49,7 @@ class Booking(BookEntry):
     blocks: PromptBlocks = NO_BLOCKS
     inputs: RouterInputs
     closed: Callable[[], None] | None = None
-    """Called at the end, where others wait for it."""
+    """Called at the end, once."""
     turn: Turn | None = None
 
     def finish_prefill(self) -> None:
@@ -128,7 +128,8 @@ class WorkerRouter:
         self._had_instances = False
         # A frontend that has just started may have started on a store that was wiped: no worker is back yet.
         self._last_seen_s = self._loop.time()
-        self._changed = self._loop.create_future()
+        self._changed: asyncio.Future[None] | None = None
+        """Is done at the next change, for requests that wait for one."""
         self._follow()
         discovery.on_change(self._follow)
 
@@ -171,7 +172,7 @@ class WorkerRouter:
             booking = self._book_now(blocks, turn, may_wait=may_wait)
             if booking:
                 return booking
-            if may_wait and await self.places.wait():
+            if may_wait and await self.places.wait(deadline_s, self._next_chance_s, check):
                 may_wait = False
                 continue
             now_s = self._loop.time()  # before the check, which is to say first that the time is over
@@ -301,7 +302,7 @@ class WorkerRouter:
             instance=instance,
             blocks=blocks,
             inputs=self._inputs,
-            closed=self.wake_waiting if self._limit or self.places.limit else None,
+            closed=self.wake_waiting,
             turn=turn,
         )
         if turn:
@@ -326,17 +327,13 @@ class WorkerRouter:
         return now_s - self._last_seen_s < timing.WORKER_RETURN_S or self._fleet.is_worker_starting
 
     def _next_chance_s(self, now_s: float) -> float:
-        """Return the time at which an avoided worker may be tried again; in 1 s when none can be foretold."""
-        asleep = self._sleeping or ()
-        chances_s = (
-            now_s + 1.0
-            if instance in asleep or self._is_full(instance)
-            else self._book_of(instance).avoid_until_s
-            for instance in self.instances
-        )
-        return min(chances_s, default=now_s + 1.0)
+        """Return the time at which an avoided worker may be tried again; in 1 s at the latest."""
+        ends_s = (self._book_of(each).avoid_until_s for each in self.instances)
+        return min((now_s + 1.0, *(end_s for end_s in ends_s if end_s > now_s)))
 
     async def _wait_for_change(self, timeout_s: float) -> None:
+        if self._changed is None:
+            self._changed = self._loop.create_future()
         await asyncio.wait((self._changed,), timeout=max(timeout_s, 0.001))
 
     def _follow(self) -> None:
@@ -361,8 +358,10 @@ class WorkerRouter:
 
     def wake_waiting(self) -> None:
         """Let every waiting request try again."""
-        self._changed.set_result(None)
-        self._changed = self._loop.create_future()
+        if self._changed:
+            self._changed.set_result(None)
+            self._changed = None
         if self.turns:
             self.turns.wake_next()
-        self.places.wake()
+        if self.places.waiting:
+            self.places.wake()

@@ -33,30 +33,37 @@ class TuningPublisher:
         self._limit_key = f"{running_limits_prefix(settings.namespace)}{settings.decode_component}"
         self._ttl_s = math.ceil(LEASE_INTERVALS * settings.adjustment_interval_s)
         self._live_prefix = live_settings_prefix(settings.namespace)
-        self._live: dict[str, str] = {}
+        self._left: dict[str, str] = {}
+        """The live settings that a person has set, by key: what was said of them is not said again."""
         self._lease: RenewedLease | None = None
-        self._published = Tuning()
+        self._published: Tuning | None = Tuning()
+        """What the store has as a whole; None where it may have parts of it."""
 
     async def publish(self, tuning: Tuning) -> None:
         """Write a tuning that is new, or whose lease has ended; a failure is logged and tried again."""
         if tuning == self._published and (self._lease is None or self._lease.is_alive):
             return
+        self._published = None
         try:
-            await self._write(tuning)
+            if await self._write(tuning):
+                self._published = tuning
         except DynaplanError as error:
             log.warning("the settings of running workers are not published: %s", error)
 
-    async def _write(self, tuning: Tuning) -> None:
+    async def _write(self, tuning: Tuning) -> bool:
+        """Write all of it; False where a setting was left to a person."""
         if self._lease is None or not self._lease.is_alive:
             self._lease = await RenewedLease.grant(self._store, self._clock, self._ttl_s)
         lease, limit = self._lease.number, tuning.running_limit
         await self._set(self._limit_key, limit.to_text() if limit else "", lease)
+        is_whole = True
         for name, number in (
             (MAX_LOCAL_PREFILL_LENGTH, tuning.max_local_prefill_tokens),
             (MAX_LOCAL_RUNNING, tuning.max_local_running),
         ):
-            await self._set_live(self._live_prefix + name, "" if number is None else str(number), lease)
-        self._published = tuning
+            text = "" if number is None else str(number)
+            is_whole &= await self._set_live(self._live_prefix + name, text, lease)
+        return is_whole
 
     async def _set(self, key: str, text: str, lease: int) -> None:
         if text:
@@ -64,16 +71,21 @@ class TuningPublisher:
         else:
             await self._store.delete(key)
 
-    async def _set_live(self, key: str, text: str, lease: int) -> None:
-        """Set a live setting, or delete it for an empty text; one that somebody else has set stays."""
-        if not text and not self._live.get(key):
-            return
+    async def _set_live(self, key: str, text: str, lease: int) -> bool:
+        """Set a live setting, or delete it for an empty text; False where a person's stays.
+
+        A planner's has a lease, which outlives it when it is killed, and a person's has none.
+        """
         item = await self._store.get(key)
-        if item and item.value != self._live.get(key, ""):
-            log.info("%s is %s by somebody else's will, and stays", key, item.value)
-        else:
+        if item and not item.lease:
+            if text and self._left.get(key) != item.value:
+                log.info("%s is %s by a person's will, and stays", key, item.value)
+                self._left[key] = item.value
+            return not text
+        self._left.pop(key, None)
+        if text or item:
             await self._set(key, text, lease)
-            self._live[key] = text
+        return True
 
     async def close(self) -> None:
         """End the lease of what is published, and so delete it."""

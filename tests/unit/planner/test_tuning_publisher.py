@@ -10,6 +10,7 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.running_limits import RunningLimit
 from dynaplan.planner.model import Tuning
 from dynaplan.planner.virtual.tuning_publisher import TuningPublisher
+from dynaplan.util.errors import StoreUnavailable
 from tests.fakes.clock import LoopClock
 from tests.fakes.store import FakeStore
 
@@ -76,6 +77,50 @@ async def test_a_length_that_somebody_else_has_set_stays() -> None:
     assert store.items[LENGTH_KEY].value == "512"
     await published.close()
     assert list(store.items) == [LENGTH_KEY]
+
+
+async def test_a_length_that_somebody_else_takes_back_is_the_planner_s_again() -> None:
+    store = FakeStore()
+    await store.put(LENGTH_KEY, "512")
+    published = publisher(store)
+    tuning = Tuning(max_local_prefill_tokens=100, max_local_running=4)
+    await published.publish(tuning)
+    await store.delete(LENGTH_KEY)
+    await published.publish(tuning)
+    assert store.items[LENGTH_KEY].value == "100"
+    await published.close()
+
+
+async def test_the_next_planner_takes_over_what_one_that_was_killed_has_set() -> None:
+    store = FakeStore()
+    killed, started = publisher(store), publisher(store)
+    await killed.publish(Tuning(max_local_prefill_tokens=512, max_local_running=4))
+    assert killed._lease
+    killed._lease._keeping.cancel()
+    await started.publish(Tuning(max_local_prefill_tokens=100, max_local_running=4))
+    assert store.items[LENGTH_KEY].value == "100"
+    await asyncio.sleep(60.0)
+    assert store.items[LENGTH_KEY].value == "100"
+    await started.close()
+    assert not store.items
+
+
+async def test_what_was_written_in_part_is_written_again_though_it_was_published_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = FakeStore()
+    published, before = publisher(store), Tuning(LIMIT, max_local_prefill_tokens=100)
+    await published.publish(before)
+
+    async def refuse(key: str) -> None:
+        raise StoreUnavailable("away for a moment")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "get", refuse)
+        await published.publish(Tuning(RunningLimit(9, 0.5, 2.0), max_local_prefill_tokens=200))
+    await published.publish(before)
+    assert RunningLimit.from_text(store.items[KEY].value) == LIMIT
+    await published.close()
 
 
 async def test_who_sets_no_length_says_nothing_of_one_that_somebody_else_has_set(
