@@ -345,7 +345,7 @@ def _model_and_learning(settings: PlannerSettings) -> tuple[PerformanceModel | N
 def _backtester(
     settings: PlannerSettings, evidence: BacktestSchedule, model: PlannedModel | None
 ) -> LiveBacktester | None:
-    if not settings.is_by_targets or settings.sizing == "formula":
+    if not settings.has_step_times:
         return None
     from dynaplan.planner.backtesting.backtester import LiveBacktester
 

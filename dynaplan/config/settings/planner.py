@@ -268,6 +268,11 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
         return self.policy in ("sla", "both")
 
     @property
+    def has_step_times(self) -> bool:
+        """True when a model tells how long a step takes, without which nothing of running workers is set."""
+        return self.is_by_targets and self.sizing != "formula"
+
+    @property
     def has_thresholds(self) -> bool:
         """True for the policies that add and remove workers by thresholds, ``load`` and ``both``."""
         return self.policy in ("load", "both")
@@ -321,7 +326,7 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
                     f"{name} is {value_ms:g}: {value_ms:g} ms is no target that anybody means",
                     hint=f"Write {name}: {value_ms * 1000:g}, if it is in seconds, as old examples have it.",
                 )
-        if self.tuned and (not self.is_by_targets or self.sizing == "formula"):
+        if self.tuned and not self.has_step_times:
             name, value = next(iter(self.tuned.items()))
             raise ConfigError(
                 f"{name} is {value}, and no model tells how long a step takes",

@@ -160,8 +160,7 @@ def recommend_policy(options: SimulateOptions, watch: ProgressCallback | None = 
     """
     results = [_simulate_served(name, options, watch) for name in options.policies]
     own = options.policies[0]
-    kind = _planned(own).get("policy", "")
-    for tried in settings_beside(options, is_by_targets=kind in ("sla", "both") and own != "formula"):
+    for tried in settings_beside(_served(own, options)):
         result = _simulate_served(own, tried.options, watch)
         results.append(replace(result, policy=tried.name_beside(own)))
     return compare_results(results, _promise(options, service_settings(options)))
@@ -169,9 +168,14 @@ def recommend_policy(options: SimulateOptions, watch: ProgressCallback | None = 
 
 def _simulate_served(name: str, options: SimulateOptions, watch: ProgressCallback | None) -> Result:
     """Return the result of a policy as if it were the deployment's own, which decides on the dispatch."""
-    policy = _planned(name).get("policy", "load")
-    own = replace(options, policies=(name,), planner={**options.planner, "policy": policy})
-    return next(run_simulations(own, watch))
+    return next(run_simulations(_served(name, options), watch))
+
+
+def _served(name: str, options: SimulateOptions) -> SimulateOptions:
+    """Return the simulation of one policy as the deployment's own; a static one plans for no targets."""
+    untuned = _untuned(name, options.policies[:1])
+    planner = {**options.planner, "policy": "load", **_planned(name), **untuned}
+    return replace(options, policies=(name,), planner=planner)
 
 
 def _report_progress(trace: Trace, name: str, length_s: float, watch: ProgressCallback) -> Trace:
@@ -225,8 +229,8 @@ def _simulate(
 
 
 def _promise(options: SimulateOptions, settings: ServiceSettings) -> SlaTargets:
-    """Return what the options' planner promises; raises ConfigError."""
-    return _planner_settings(options.planner, options, settings).targets()
+    """Return what the options' planner promises, whatever it sets of workers; raises ConfigError."""
+    return _planner_settings({**options.planner, **UNTUNED}, options, settings).targets()
 
 
 def _check_gpus(name: str, workers: PoolSizes, settings: ServiceSettings) -> None:
@@ -369,7 +373,8 @@ def _policy(name: str, options: SimulateOptions, settings: ServiceSettings) -> P
         return StaticPolicy(name)
     if rest and kind in POLICIES:
         raise ConfigError(f"policy {name!r}", hint=f"Expected {kind} alone.")
-    planner = _planner_settings({**options.planner, **_planned(name)}, options, settings)
+    given = {**options.planner, **_planned(name), **_untuned(name, options.policies)}
+    planner = _planner_settings(given, options, settings)
     model = None
     if planner.is_by_targets:
         prefill = options.engine_of(Role.PREFILL)
@@ -432,13 +437,25 @@ PATIENCE_S = 600.0
 """Seconds that a forecast may take here: virtual time does not pass, so none is ever too late."""
 
 
+TUNING = frozenset({"sla", "both"})
+"""The policies that can set something of running workers."""
+
 UNTUNED = {"max-running-requests": OFF, "max-local-prefill-length": OFF}
 
+
+def _untuned(name: str, policies: Sequence[str]) -> Mapping[str, str]:
+    """Return options that take back what a policy cannot set, where it is meant for another of them.
+
+    Where it is meant for none of them it is refused, as in ``dynaplan serve``.
+    """
+    return UNTUNED if name not in TUNING and TUNING & set(policies) else {}
+
+
 PLANNED: Mapping[str, Mapping[str, Any]] = {
-    "load": {"policy": "load", **UNTUNED},
+    "load": {"policy": "load"},
     "sla": {"policy": "sla"},
     "both": {"policy": "both"},
-    "formula": {"policy": "sla", "sizing": "formula", **UNTUNED},
+    "formula": {"policy": "sla", "sizing": "formula"},
 }
 """The policies of the planner itself: the options that make each of them."""
 

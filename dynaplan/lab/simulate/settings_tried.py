@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dynaplan.config.planner import STEP_OPTION
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
@@ -37,10 +36,10 @@ class TriedSetting:
         return f"{policy}{MARK}{self.text}"
 
 
-def settings_beside(options: SimulateOptions, *, is_by_targets: bool) -> Iterator[TriedSetting]:
+def settings_beside(options: SimulateOptions) -> Iterator[TriedSetting]:
     """Yield the settings to try: sizes of the engines' steps and batches, and what the planner may tune.
 
-    ``is_by_targets``: the deployment's own policy plans for targets; only then the planner can tune.
+    The planner's options have to be those of the deployment's own policy: only one with step times can tune.
     """
     prefill = Role.PREFILL if options.is_disaggregated else Role.DECODE
     for role, option, field in (
@@ -50,8 +49,7 @@ def settings_beside(options: SimulateOptions, *, is_by_targets: bool) -> Iterato
         before = getattr(SimOptions.from_options(options.engine_of(role)), field)
         for factor in FACTORS:
             yield _with_engine(options, role, option, max(1, int(before * factor)))
-    if is_by_targets:
-        yield from (_with_planner(options, name) for name in _untuned(options))
+    yield from (_with_planner(options, name) for name in _untuned(options))
 
 
 def _with_engine(options: SimulateOptions, role: Role, option: str, value: int) -> TriedSetting:
@@ -70,11 +68,10 @@ def _with_planner(options: SimulateOptions, option: str) -> TriedSetting:
 
 def _untuned(options: SimulateOptions) -> list[str]:
     """Return the options that the planner could tune by itself, and does not."""
+    planner = PlannerSettings.from_options(options.planner)
+    if not planner.has_step_times:
+        return []
     names = ["max-running-requests"]
     if options.is_disaggregated and options.disaggregation.is_conditional:
         names.append("max-local-prefill-length")
-    return [name for name in names if name not in _tuned(options.planner)]
-
-
-def _tuned(planner: Mapping[str, Any]) -> Mapping[str, str | int]:
-    return PlannerSettings.from_options({**planner, "policy": "sla"}).tuned
+    return [name for name in names if name not in planner.tuned]

@@ -27,3 +27,15 @@ def test_the_best_split_that_stands_still_is_the_cheapest_that_keeps_the_promise
 def test_a_start_up_time_of_the_engine_is_refused_as_it_is_an_option_of_the_simulation() -> None:
     with pytest.raises(ConfigError, match="startup-time of the engine is 3"):
         list(run_simulations(replace(OPTIONS, engine={"startup-time": 3})))
+
+
+@pytest.mark.parametrize("policies", [("load",), ("formula",), ("load", "formula")])
+def test_what_no_policy_can_set_of_running_workers_is_refused_as_serve_refuses_it(policies) -> None:
+    options = replace(OPTIONS, policies=policies, planner={"max-running-requests": 4})
+    with pytest.raises(ConfigError, match="max-running-requests is 4"):
+        list(run_simulations(options))
+
+
+def test_beside_a_policy_that_sets_it_the_others_go_without() -> None:
+    options = replace(OPTIONS, policies=("load", "best-static", "sla"), planner={"max-running-requests": 4})
+    assert len(list(run_simulations(options))) == 3

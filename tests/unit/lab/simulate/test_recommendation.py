@@ -8,7 +8,12 @@ from dynaplan.config.settings.frontend import DisaggregationSettings
 from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.lab.simulate.policy_runs import candidates_beside, compare_results, describe_change
+from dynaplan.lab.simulate.policy_runs import (
+    candidates_beside,
+    compare_results,
+    describe_change,
+    recommend_policy,
+)
 from dynaplan.lab.simulate.settings_tried import settings_beside
 from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.run import Result
@@ -57,36 +62,46 @@ def test_the_own_policy_is_the_first_that_is_tried_and_stands_once():
 
 
 OPTIONS = SimulateOptions("poisson:rate=1,duration=10", engine={"max-num-seqs": 64})
+BY_TARGETS = replace(OPTIONS, planner={"policy": "sla"})
 
 
-def settings_of(options: SimulateOptions, *, is_by_targets: bool = True) -> list[str]:
-    return [each.text for each in settings_beside(options, is_by_targets=is_by_targets)]
+def settings_of(options: SimulateOptions) -> list[str]:
+    return [each.text for each in settings_beside(options)]
 
 
 def test_the_engine_s_steps_are_tried_halved_and_doubled_where_they_count():
-    engine = settings_of(OPTIONS, is_by_targets=False)
+    engine = settings_of(OPTIONS)
     assert engine == [
         "PrefillWorker.max-num-batched-tokens=4096",
         "PrefillWorker.max-num-batched-tokens=16384",
         "VllmWorker.max-num-seqs=32",
         "VllmWorker.max-num-seqs=128",
     ]
-    aggregated = settings_of(replace(OPTIONS, is_disaggregated=False), is_by_targets=False)
+    aggregated = settings_of(replace(OPTIONS, is_disaggregated=False))
     assert aggregated[0] == "VllmWorker.max-num-batched-tokens=4096"
 
 
 def test_a_setting_is_tried_on_the_workers_that_it_names_alone():
-    first, *_, last = settings_beside(OPTIONS, is_by_targets=False)
+    first, *_, last = settings_beside(OPTIONS)
     assert first.options.engine_of(Role.DECODE) == OPTIONS.engine
     assert first.options.engine_of(Role.PREFILL)["max-num-batched-tokens"] == 4096
     assert last.options.engine_of(Role.PREFILL) == OPTIONS.engine
 
 
 def test_what_the_planner_sets_itself_is_tried_where_it_does_not_yet():
-    assert settings_of(OPTIONS)[4:] == ["Planner.max-running-requests=auto"]
-    assert not settings_of(replace(OPTIONS, planner={"max-running-requests": 4}))[4:]
-    conditional = replace(OPTIONS, disaggregation=DisaggregationSettings(is_conditional=True))
+    assert settings_of(BY_TARGETS)[4:] == ["Planner.max-running-requests=auto"]
+    assert not settings_of(replace(OPTIONS, planner={"policy": "sla", "max-running-requests": 4}))[4:]
+    assert not settings_of(replace(OPTIONS, planner={"policy": "sla", "sizing": "formula"}))[4:]
+    conditional = replace(BY_TARGETS, disaggregation=DisaggregationSettings(is_conditional=True))
     assert "Planner.max-local-prefill-length=auto" in settings_of(conditional)
+
+
+@pytest.mark.parametrize("planner", [{"sizing": "formula"}, {"max-running-requests": "auto"}])
+def test_a_deployment_for_targets_is_tried_beside_what_has_none(planner):
+    options = replace(OPTIONS, policies=("sla", "load", "best-static"), planner=planner)
+    results = recommend_policy(options).results
+    assert [each.policy for each in results[:2]] == ["sla", "load"]
+    assert results[2].policy.startswith("best-static")
 
 
 def test_a_setting_that_is_better_is_recommended_as_it_is_written():
