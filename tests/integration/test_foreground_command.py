@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,14 @@ import pytest
 
 from dynaplan.process.foreground_command import ForegroundCommand
 from tests.fakes.polling import eventually
+
+
+@pytest.fixture(autouse=True)
+def has_a_terminal() -> Iterator[None]:
+    """Below nohup the end of the terminal is ignored, here and in what is started."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def shell(script: str) -> ForegroundCommand:
