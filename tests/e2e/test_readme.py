@@ -22,6 +22,7 @@ NOT_RUN = {
     "pip install --no-deps -e .": "tox has done it",
     "pip install tox": "tox has done it",
     "tox": "this is run by it",
+    "tox -e gpu": "needs a GPU; tests/e2e/test_gpu_report.py runs its parts",
     "tox -e vllm": "downloads 1 GB",
     "dynaplan profile-sla --config disagg.yaml --output-dir profiling_results": "takes minutes; "
     "tests/e2e/test_profile_sla.py runs it with fewer points",
