@@ -34,9 +34,9 @@ from dynaplan.cli.status_document import (
 )
 from dynaplan.cli.timing import GPU_POLL_S, METRICS_TIMEOUT_S, SLOW_POLL_S, STORE_POLL_S
 from dynaplan.config import certificates
-from dynaplan.fleet.deployment_metrics import tokens_by_model
+from dynaplan.fleet.deployment_metrics import tokens_by_source
 from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
-from dynaplan.fleet.rules.power import PowerMeter, watts_by_model
+from dynaplan.fleet.rules.power import PowerMeter, SourceModel, watts_by_model
 from dynaplan.http.client import HttpClient
 from dynaplan.http.routes import LOAD_HISTORY_PATH
 from dynaplan.planner.metrics.exposition import (
@@ -93,7 +93,8 @@ class StatusPoller:
         self._by_hand: list[ManualChange] = []
         self._tokens: dict[str, tuple[float, int]] = {}
         self._meter = PowerMeter()
-        self._tokens_sent: Mapping[str, float] = {}
+        self._metrics: dict[str, bytes] = {}
+        self._tokens_sent: Mapping[SourceModel, float] = {}
         self._listed = DeploymentState()
         self._seldom_s = self._gpus_s = self._listed_s = float("-inf")
 
@@ -145,10 +146,12 @@ class StatusPoller:
     async def _poll_slow_sources(self, answers: DeploymentState) -> None:
         self._routed = await read_routing(answers.registered)
         self._keys = await read_keys(self.found, answers.registered)
-        texts = [await self._get(f"{url}/metrics") for url in public_urls(answers.registered)]
+        await self._poll_metrics(public_urls(answers.registered))
         planners, at_s = planner_components(self.found), time.monotonic()
-        self._tokens_sent = tokens_by_model(each.decode(errors="replace") for each in texts)
-        for model, counts in self._counts(filter(None, texts)).items():
+        self._tokens_sent = tokens_by_source(
+            (url, text.decode(errors="replace")) for url, text in self._metrics.items()
+        )
+        for model, counts in self._counts(self._metrics.values()).items():
             self._loads.setdefault(model, LoadWindow()).add(at_s, counts)
         for model, component in planners.items():
             if records := decisions_of(self.found, 1, component):
@@ -159,6 +162,17 @@ class StatusPoller:
                     "error_budget": budget,
                 }
         self._by_hand = manual_changes_of(self.found, 1)
+
+    async def _poll_metrics(self, urls: Iterable[str]) -> None:
+        """Read the metrics of the frontends; one that does not answer counts as it last did.
+
+        One that is there for the first time brings what it has counted in its life: the load is begun anew.
+        """
+        read = {url: await self._get(f"{url}/metrics") or self._metrics.get(url, b"") for url in urls}
+        metrics = {url: text for url, text in read.items() if text}
+        if metrics.keys() - self._metrics.keys():
+            self._loads.clear()
+        self._metrics = metrics
 
     def _counts(self, texts: Iterable[bytes]) -> dict[str, Counts]:
         """Return the counts of all frontends for each model, and under "" those of all models together."""
@@ -215,7 +229,8 @@ class StatusPoller:
         if not watts:
             return {}
         watts[ALL_MODELS] = sum(watts.values())
-        tokens = {**self._tokens_sent, ALL_MODELS: sum(self._tokens_sent.values())}
+        of_all = {(f"{source} {model}", ALL_MODELS): n for (source, model), n in self._tokens_sent.items()}
+        tokens = {**self._tokens_sent, **of_all}
         return {model: asdict(each) for model, each in self._meter.add(now_s, watts, tokens).items()}
 
     def _read_gpus(self) -> dict[int, dict[str, Any]]:

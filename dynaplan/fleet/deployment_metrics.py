@@ -21,7 +21,7 @@ from dynaplan.contract.gpus import Gpu, GpuActivity, GpuUse
 from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts, planner_prefix
 from dynaplan.fleet.gpu_devices import activity_reader, uses_reader
 from dynaplan.fleet.gpu_inventory import shown_gpus
-from dynaplan.fleet.rules.power import ModelPower, PowerMeter, watts_by_model
+from dynaplan.fleet.rules.power import ModelPower, PowerMeter, SourceModel, watts_by_model
 from dynaplan.fleet.rules.statefile import Document, fleet_of, planner_keys_of
 from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.graph.lifecycle import HOLDS_GPUS
@@ -101,7 +101,7 @@ class DeploymentMetrics:
             )
             instances = list(_instances(item.value for item in registered))
             texts += await self._scrape_components(instances)
-            samples += self._power_samples(document, samples, instances, [text for _, text in texts])
+            samples += self._power_samples(document, samples, instances, texts)
         return merge([*texts, ("", render_samples(namespace, samples))])
 
     def _read_document(self) -> Document | None:
@@ -115,7 +115,7 @@ class DeploymentMetrics:
         document: Document | None,
         samples: Iterable[FleetSample],
         instances: Iterable[Instance],
-        texts: Iterable[str],
+        texts: Iterable[tuple[str, str]],
     ) -> list[FleetSample]:
         """Return the power of each model, and the energy of its tokens."""
         by_gpu = {
@@ -123,7 +123,7 @@ class DeploymentMetrics:
         }
         models = {each.component: str(each.card["model"]) for each in instances if each.card.get("model")}
         watts = watts_by_model(by_gpu, fleet_of(document) if document else (), models)
-        power = self._meter.add(time.monotonic(), watts, tokens_by_model(texts))
+        power = self._meter.add(time.monotonic(), watts, tokens_by_source(texts))
         return list(power_samples(power))
 
     async def _scrape_components(self, instances: Iterable[Instance]) -> list[tuple[str, str]]:
@@ -203,13 +203,13 @@ def power_samples(power: Mapping[str, ModelPower]) -> Iterator[FleetSample]:
             yield "dynaplan_model_wh_per_1000_tokens", energy, labels, each.wh_per_1000_tokens
 
 
-def tokens_by_model(texts: Iterable[str]) -> dict[str, float]:
-    """Return the tokens that frontends have sent so far, by model, of their metrics."""
-    found: dict[str, float] = {}
-    for text in texts:
+def tokens_by_source(texts: Iterable[tuple[str, str]]) -> dict[SourceModel, float]:
+    """Return the tokens that frontends have sent so far, of (source, metrics)."""
+    found: dict[SourceModel, float] = {}
+    for source, text in texts:
         for _, labels, value in read_samples(text, lambda name: name.endswith("_output_tokens_total")):
-            model = labels.get("model", "")
-            found[model] = found.get(model, 0.0) + value
+            key = source, labels.get("model", "")
+            found[key] = found.get(key, 0.0) + value
     return found
 
 

@@ -178,7 +178,12 @@ def unused_common_values(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def unused_common_overrides(config: Mapping[str, Mapping[str, Any]], overrides: Sequence[str]) -> list[str]:
-    """Return a warning for each override ``--Common.key=value`` that no section takes."""
+    """Return a warning for each override ``--Common.key=value`` that no section takes.
+
+    With models ``unused_common_values`` tells of these too.
+    """
+    if config.get(MODELS):
+        return []
     listed = {kebab(key) for section in config.values() for key in names_of_common(section)}
     taken = listed | {"served-model-name"}  # every service of the model takes it from Common unasked
     return [

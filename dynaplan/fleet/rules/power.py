@@ -49,7 +49,12 @@ class ModelPower:
 class _Reading:
     at_s: float
     watts: Mapping[str, float]
-    tokens: Mapping[str, float]
+    new_tokens: Mapping[str, float]
+    """Those since the reading before, by model."""
+
+
+SourceModel = tuple[str, str]
+"""Who counts the tokens, such as a frontend, and the model whose they are."""
 
 
 class PowerMeter:
@@ -57,24 +62,36 @@ class PowerMeter:
 
     def __init__(self) -> None:
         self._readings: deque[_Reading] = deque()
+        self._seen: dict[SourceModel, tuple[float, float]] = {}
 
     def add(
-        self, at_s: float, watts: Mapping[str, float], tokens: Mapping[str, float]
+        self, at_s: float, watts: Mapping[str, float], tokens: Mapping[SourceModel, float]
     ) -> dict[str, ModelPower]:
-        """Take a reading of the power and of the tokens so far, by model; return what is known now.
+        """Take a reading of the power by model, and of the tokens so far; return what is known now.
 
-        Tokens that fell are those of restarted frontends: the counting begins anew.
+        Tokens count by how much a source has more than when it was last seen in the window: one that is new,
+        and one that has fewer, as after its restart, begin anew. So does all after a reading that is later.
         """
-        if self._readings and any(tokens.get(each, 0) < n for each, n in self._readings[-1].tokens.items()):
+        if self._readings and at_s < self._readings[-1].at_s:
             self._readings.clear()
-        self._readings.append(_Reading(at_s, watts, tokens))
-        while len(self._readings) > 2 and at_s - self._readings[0].at_s > WINDOW_S:
+            self._seen.clear()
+        while len(self._readings) > 1 and at_s - self._readings[0].at_s > WINDOW_S:
             self._readings.popleft()
+        self._readings.append(_Reading(at_s, watts, self._new_tokens(at_s, tokens)))
         return {model: ModelPower(now, self._wh_per_1000_tokens(model)) for model, now in watts.items()}
 
+    def _new_tokens(self, at_s: float, tokens: Mapping[SourceModel, float]) -> dict[str, float]:
+        begin_s = self._readings[0].at_s if self._readings else at_s
+        self._seen = {key: seen for key, seen in self._seen.items() if seen[0] >= begin_s}
+        found: dict[str, float] = {}
+        for key, count in tokens.items():
+            _, before = self._seen.get(key, (at_s, count))
+            found[key[1]] = found.get(key[1], 0.0) + max(0.0, count - before)
+            self._seen[key] = at_s, count
+        return found
+
     def _wh_per_1000_tokens(self, model: str) -> float | None:
-        first, last = self._readings[0], self._readings[-1]
-        tokens = last.tokens.get(model, 0.0) - first.tokens.get(model, 0.0)
+        tokens = sum(now.new_tokens.get(model, 0.0) for _, now in pairwise(self._readings))
         joules = sum(
             (now.at_s - before.at_s) * (before.watts.get(model, 0.0) + now.watts.get(model, 0.0)) / 2
             for before, now in pairwise(self._readings)

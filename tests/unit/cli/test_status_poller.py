@@ -105,6 +105,32 @@ async def test_power_is_that_of_the_models_gpus_and_its_energy_by_the_frontends_
     await live.close()
 
 
+async def test_a_frontend_that_does_not_answer_once_brings_no_load_that_it_did_not_have(
+    seconds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = set[str]()
+
+    async def get(self: StatusPoller, url: str) -> bytes:
+        if url in silent:
+            return b""
+        labels = '{dynamo_namespace="dynamo",model="llama"}'
+        names = ("requests_total", "output_tokens_total", "output_sequence_tokens_sum")
+        return "".join(f"dynamo_frontend_{name}{labels} {10 * seconds[0]}\n" for name in names).encode()
+
+    monkeypatch.setattr(StatusPoller, "_get", get)
+    monkeypatch.setattr(status_poller, "public_urls", lambda registered: ["http://y", "http://z"])
+    live, shown = StatusPoller(None), []
+    for failing in ((), (), ("http://y/metrics",), (), ("http://y/metrics", "http://z/metrics"), ()):
+        silent.clear()
+        silent.update(failing)
+        shown.append(await live.poll())
+        seconds[0] += 5.0
+    await live.close()
+    assert shown[3]["load"]["tokens_per_s"] == shown[5]["load"]["tokens_per_s"] == 20.0
+    # 300 W for 5 s and 100 tokens.
+    assert [shown[at]["power"]["wh_per_1000_tokens"] for at in (1, 3, 5)] == [pytest.approx(25 / 6)] * 3
+
+
 async def test_the_store_is_asked_every_other_second_only(seconds: list[float]) -> None:
     live = StatusPoller(None)
     for _ in range(4):

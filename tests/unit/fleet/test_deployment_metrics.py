@@ -18,7 +18,7 @@ from dynaplan.fleet.deployment_metrics import (
     desired_samples,
     fleet_samples,
     merge,
-    tokens_by_model,
+    tokens_by_source,
 )
 from dynaplan.fleet.rules.statefile import with_fleet
 from dynaplan.store.memory import MemoryStore
@@ -43,10 +43,14 @@ def test_counts_that_are_not_set_are_left_out() -> None:
     ]
 
 
-def test_tokens_are_those_of_all_frontends() -> None:
+def test_the_tokens_of_each_frontend_are_counted_on_their_own() -> None:
     one = 'x_output_tokens_total{model="bee"} 5\nx_output_tokens_total{model="ant:8b"} 1\n'
     other = 'x_output_tokens_total{model="bee"} 2\nx_requests_total{model="bee"} 9\n'
-    assert tokens_by_model([one, other]) == {"bee": 7.0, "ant:8b": 1.0}
+    assert tokens_by_source([("one", one), ("other", other)]) == {
+        ("one", "bee"): 5.0,
+        ("one", "ant:8b"): 1.0,
+        ("other", "bee"): 2.0,
+    }
 
 
 ONE = """# HELP a_total About a

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import graphs
+from dynaplan.config.model_entries import with_worker_sections
+from dynaplan.config.overrides import merge_sections, parse_overrides
 from dynaplan.graph.config import (
     dry_run_text,
     environment_text,
@@ -16,6 +18,7 @@ from dynaplan.graph.config import (
     read_config,
     resolve_graph,
     unused_common_overrides,
+    unused_common_values,
     validate_config,
 )
 from dynaplan.graph.model import ServiceSpec
@@ -317,6 +320,13 @@ def test_an_override_of_common_that_nobody_takes_is_remarked_upon() -> None:
     overrides.append("--Common.served-model-name=public")
     (warning,) = unused_common_overrides(config, overrides)
     assert warning == "Common.modle has no effect: no service lists it in its common-configs"
+
+
+def test_an_override_of_common_for_models_is_remarked_upon_once_and_only_if_no_model_takes_it() -> None:
+    overrides = ["--Common.power-saving-after=2h", "--Common.max-num-seqs=8", "--Common.modle=m"]
+    config = with_worker_sections(merge_sections({"Models": {"a": {}}}, parse_overrides(overrides)))
+    (warning,) = [*unused_common_values(config), *unused_common_overrides(config, overrides)]
+    assert warning == "Common.modle has no effect: no engine of these models has such an option"
 
 
 def test_a_service_without_an_option_table_takes_any_key() -> None:
