@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dynaplan.contract.gpus import Gpu
+from dynaplan.contract.gpus import Gpu, visible_gpus
 from dynaplan.engines.pulled_models import CATALOGUE, models_dir, pull
 from dynaplan.fleet.gpu_devices import activity_reader, driver_version, nvml, uses_reader
 from dynaplan.fleet.gpu_devices import simulated as simulated_gpus
@@ -26,11 +26,13 @@ from tests.gpu.report import Part, Report, facts_of_box
 ENGINES_VARIABLE = "DYNAPLAN_GPU_ENGINES"
 """The engines to run, with commas between them; ``simulated`` needs no GPU."""
 
+ENGINES = ("vllm", "llama-server", "simulated")
+
 REPORT_VARIABLE = "DYNAPLAN_GPU_REPORT"
 """The directory of the report."""
 
 FREED_S = 60.0
-SPARE_BYTES = 1 << 30
+SPARE_GB = 1.0
 """What other programs may take of a GPU's memory meanwhile."""
 
 PLANNER = {"policy": "sla", "ttft": 2000, "itl": 100, "max-gpu-budget": 1}
@@ -44,11 +46,12 @@ class Box:
     engine: Engine
     deployment: Deployment
     gpus: tuple[Gpu, ...]
+    before_gb: float
 
     @property
-    def used_gb(self) -> float:
-        """The memory in use on all GPUs, by whomever."""
-        return sum(use.used_bytes for use in uses_reader(self.gpus)().values()) / 1e9
+    def held_gb(self) -> float:
+        """The memory that is in use on the GPUs beyond that before the deployment."""
+        return used_gb(self.gpus) - self.before_gb
 
     @property
     def watts(self) -> float:
@@ -62,8 +65,20 @@ class Box:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "box" in metafunc.fixturenames:
-        names = os.environ.get(ENGINES_VARIABLE) or "vllm,llama-server"
-        metafunc.parametrize("box", names.split(","), indirect=True, scope="module")
+        metafunc.parametrize("box", _engine_names(), indirect=True, scope="module")
+
+
+def _engine_names() -> list[str]:
+    text = os.environ.get(ENGINES_VARIABLE, "")
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in ENGINES]:
+        raise pytest.UsageError(f"{ENGINES_VARIABLE}: no engine {unknown[0]!r}; known: {', '.join(ENGINES)}")
+    return names or ["vllm", "llama-server"]
+
+
+def used_gb(gpus: tuple[Gpu, ...]) -> float:
+    """Return the memory in use on these GPUs, by whomever."""
+    return sum(use.used_bytes for use in uses_reader(gpus)().values()) / 1e9
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +93,10 @@ def box(
     request.config.stash.setdefault(VERSIONS, {})[engine.name] = engine.version
     with Deployment(directory, str(directory / "models.yaml"), "") as deployment:
         deployment.command[0] = engine.program or deployment.command[0]
-        made = Box(engine, deployment, gpus)
-        before_gb = made.used_gb
+        made = Box(engine, deployment, gpus, used_gb(gpus))
         deployment.start()
         yield made
-    assert made.used_gb * 1e9 < before_gb * 1e9 + SPARE_BYTES
+    assert made.held_gb < SPARE_GB
 
 
 def _engine(name: str, tiny_hf: Path) -> Engine:
@@ -101,9 +115,15 @@ def _pulled() -> Path:
 def _gpus(name: str) -> tuple[Gpu, ...]:
     if name == "simulated":
         return simulated_gpus(1)
-    if not (found := nvml()):
+    if not nvml():
         pytest.skip(f"no NVIDIA GPU here: {driver_version()[1]}")
+    if not (found := _visible()):
+        pytest.skip("CUDA_VISIBLE_DEVICES shows none of the GPUs")
     return found
+
+
+def _visible() -> tuple[Gpu, ...]:
+    return visible_gpus(nvml(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _models(engine: Engine) -> Mapping[str, Any]:
@@ -130,12 +150,17 @@ def note(record_property: Callable[[str, object], None]) -> Callable[..., None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report: pytest.TestReport = yield  # type: ignore[misc]
-    if report.when == "call" or report.skipped or (report.failed and report.when == "setup"):
-        name, _, engine = item.name.removeprefix("test_").partition("[")
-        words, figures = name.replace("_", " "), dict(report.user_properties)
-        part = Part(engine.removesuffix("]"), words, report.outcome, report.duration, figures, _why(report))
-        item.config.stash.setdefault(PARTS, []).append(part)
+    if report.when == "call" or not report.passed:
+        item.config.stash.setdefault(PARTS, []).append(part_of(item.name, report))
     return report  # type: ignore[return-value]
+
+
+def part_of(test: str, report: pytest.TestReport) -> Part:
+    """Return what the report says of a part; the end of the deployment is a part of its own."""
+    name, _, engine = test.removeprefix("test_").partition("[")
+    words = "the deployment ends" if report.when == "teardown" else name.replace("_", " ")
+    figures = {} if report.when == "teardown" else dict(report.user_properties)
+    return Part(engine.removesuffix("]"), words, report.outcome, report.duration, figures, _why(report))
 
 
 def _why(report: pytest.TestReport) -> str:
@@ -149,6 +174,6 @@ def _why(report: pytest.TestReport) -> str:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     directory = os.environ.get(REPORT_VARIABLE)
     if directory and (parts := session.config.stash.get(PARTS, [])):
-        report = Report(facts_of_box(nvml()), session.config.stash.get(VERSIONS, {}), tuple(parts))
+        report = Report(facts_of_box(_visible()), session.config.stash.get(VERSIONS, {}), tuple(parts))
         report.write(Path(directory))
         print(f"\n\n{report.to_markdown()}\nThe report is in {directory}: attach it to an issue.")

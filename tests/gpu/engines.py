@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def vllm(tiny_model: Path) -> Engine:
     if not named and importlib.util.find_spec("vllm") is None:
         raise NotInstalled(f"vLLM is not installed; {VLLM_VARIABLE} names a Python with vLLM and dynaplan")
     python = Path(named or sys.executable)
-    version = _said(str(python), "-c", "import vllm; print(vllm.__version__)")
+    version = version_said(str(python), "-c", "import vllm; print('version:', vllm.__version__)")
     model = os.environ.get(MODEL_VARIABLE, "")
     entry: dict[str, Any] = {"engine": "vllm", "model": model or str(tiny_model)}
     entry |= {"max-model-len": 2048, "gpu-memory-utilization": 0.4}
@@ -63,13 +64,14 @@ def llama_server(pulled_model: Callable[[], Path]) -> Engine:
     program = os.environ.get("DYNAPLAN_LLAMA_SERVER") or shutil.which("llama-server")
     if not program:
         raise NotInstalled("llama-server is not in PATH; DYNAPLAN_LLAMA_SERVER names it")
-    version = _said(program, "--version")
+    version = version_said(program, "--version")
     model = os.environ.get(GGUF_VARIABLE) or str(pulled_model())
     command = f"{program} -m {model} --port ${{PORT}} -ngl 99 -c 16384 -np 4"
     return Engine("llama-server", version, {"command": command})
 
 
-def _said(*command: str) -> str:
-    """Return the first line that a program prints."""
+def version_said(*command: str) -> str:
+    """Return what a program prints after ``version:``, among what its libraries say of the GPUs."""
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    return next(iter((ended.stdout + ended.stderr).strip().splitlines()), f"exit code {ended.returncode}")
+    found = re.search(r"^version:\s*(.+)", ended.stdout + ended.stderr, re.MULTILINE)
+    return found[1].strip() if found else f"not known (exit code {ended.returncode})"

@@ -26,6 +26,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
 START_UP_S = 900.0
 """The longest time for an engine to load, seconds."""
 
+MEASURABLE_GB = 0.2
+"""A CUDA context alone holds more."""
+
 Note = Callable[..., None]
 
 
@@ -56,10 +59,10 @@ def engine_processes(box: Box, model: str) -> list[psutil.Process]:
 
 
 def test_a_model_is_loaded_and_answers(box: Box, note: Note) -> None:
-    before_gb, before_watts, begun_s = box.used_gb, box.watts, time.monotonic()
+    before_watts, begun_s = box.watts, time.monotonic()
     answer = ask(box, "tested", 4)
     note(first_answer_s=time.monotonic() - begun_s, tokens=answer["usage"]["completion_tokens"])
-    note(memory_gb=box.used_gb - before_gb, free_watts=before_watts, idle_watts=box.watts)
+    note(memory_gb=box.held_gb, free_watts=before_watts, idle_watts=box.watts)
     assert answer["usage"]["completion_tokens"] > 0
 
 
@@ -90,7 +93,7 @@ def test_its_steps_are_learnt(box: Box, note: Note) -> None:
 
 def test_a_model_that_leaves_finishes_its_answer_and_gives_its_memory_back(box: Box, note: Note) -> None:
     ask(box, "tested", 1)
-    loaded_gb = box.used_gb
+    loaded_gb = box.held_gb
     with begin(box, "tested", 400, is_stream=True) as answer:
         assert answer.readline()
         begun_s = time.monotonic()
@@ -100,9 +103,9 @@ def test_a_model_that_leaves_finishes_its_answer_and_gives_its_memory_back(box: 
     assert unloaded.returncode == 0, unloaded.stderr
     assert last == b"[DONE]"
     assert json.loads(events[-1])["usage"]["completion_tokens"] == 400
-    if loaded_gb > 1.0:
-        wait_until(lambda: box.used_gb < loaded_gb / 2, FREED_S)
-    note(freed_s=time.monotonic() - begun_s, freed_gb=loaded_gb - box.used_gb)
+    if loaded_gb > MEASURABLE_GB:
+        wait_until(lambda: box.held_gb < loaded_gb / 2, FREED_S)
+    note(freed_s=time.monotonic() - begun_s, freed_gb=loaded_gb - box.held_gb)
 
 
 def test_an_engine_that_is_killed_gives_its_gpu_back_and_is_there_again(box: Box, note: Note) -> None:
@@ -120,13 +123,13 @@ def test_a_model_sleeps_wakes_and_is_stopped_to_save_power(box: Box, note: Note)
     if not box.engine.sleeps:
         pytest.skip(f"{box.engine.name} cannot sleep")
     ask(box, "sleeper", 4)
-    note(ready_gb=box.used_gb)
+    note(ready_gb=box.held_gb)
     wait_until(lambda: state(box, "sleeper") == "sleeping", 60)
-    note(asleep_gb=box.used_gb, asleep_watts=box.watts)
+    note(asleep_gb=box.held_gb, asleep_watts=box.watts)
     begun_s = time.monotonic()
     assert ask(box, "sleeper", 4)["usage"]["completion_tokens"] > 0
     note(woke_s=time.monotonic() - begun_s)
     wait_until(lambda: state(box, "sleeper") == "unloaded", 60)
-    note(stopped_gb=box.used_gb, stopped_watts=box.watts)
+    note(stopped_gb=box.held_gb, stopped_watts=box.watts)
     why = box.deployment.run("why").stdout
     assert "power-saving-after" in why
