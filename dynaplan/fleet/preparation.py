@@ -28,8 +28,8 @@ from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.contract.gpus import Gpu
 from dynaplan.contract.store_keys import fleet_key, scaling_prefix
 from dynaplan.fleet import gpu_inventory
+from dynaplan.fleet.capped_limits import set_back
 from dynaplan.fleet.deployments import port_holder
-from dynaplan.fleet.earlier_limits import set_back
 from dynaplan.fleet.gpu_claims import Claims, NodeClaims
 from dynaplan.fleet.gpu_devices import available_gpus
 from dynaplan.fleet.launch import ENDPOINT_SOCKET, EVENTS_SOCKET, LAUNCH_FILE, Launch

@@ -50,7 +50,7 @@ async def test_a_cap_is_kept_by_the_next_serve_and_ends_with_the_deployment(
         lambda: deployment.text.count("Ready") > 1
     )  # before that the supervisor ends it, and no cap
     assert limit_watts(deployment) == 250.0
-    assert deployment.statefile_path.with_suffix(".power-limits").exists()
+    assert (deployment.directory / "node" / "power-limit.GPU-SIM-0.json").exists()
     deployment.stop()
     assert limit_watts(deployment) == 700.0
 

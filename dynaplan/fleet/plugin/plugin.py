@@ -20,8 +20,8 @@ from circus.plugins import CircusPlugin
 
 from dynaplan.contract.hook_events import DecisionEventSource
 from dynaplan.contract.power_caps import parse_power_cap
+from dynaplan.fleet.capped_limits import CappedLimits
 from dynaplan.fleet.circus_client import REPLACE_EVENT, CircusClient
-from dynaplan.fleet.earlier_limits import EarlierLimits
 from dynaplan.fleet.event_hook import ON_EVENT_VARIABLE, EventHook, EventWatch
 from dynaplan.fleet.gpu_claims import NodeClaims
 from dynaplan.fleet.gpu_devices import health_reader, power_limits, uses_reader
@@ -136,20 +136,20 @@ class ReconcilerPlugin(CircusPlugin):
 
     async def _run(self) -> None:
         launch = Launch.from_json((Path(os.environ["DYNAPLAN_RUNTIME_DIR"]) / LAUNCH_FILE).read_text())
-        earlier = EarlierLimits.beside(launch.statefile)
-        ports = self._ports(launch, earlier)
+        limits = CappedLimits(launch.statefile)
+        ports = self._ports(launch, limits)
         fleet = await open_fleet(launch, ports, self._wake)
         reconciler = fleet.reconciler
         self.pass_events_to(reconciler)
         log.info("reconciling %d workers", len(reconciler.workers))
         self._tasks.spawn(fleet.keys.run(), "key persistence")
-        self._tasks.spawn(_power_capping(launch, earlier, ports).run(), "power caps")
+        self._tasks.spawn(_power_capping(launch, limits, ports).run(), "power caps")
         if target := os.environ.get(ON_EVENT_VARIABLE):
             hook = self._event_hook(target, launch, reconciler, ports.clock)
             self._tasks.spawn(hook.run(), "event hook")
         await reconciler.run()
 
-    def _ports(self, launch: Launch, earlier: EarlierLimits) -> FleetPorts:
+    def _ports(self, launch: Launch, limits: CappedLimits) -> FleetPorts:
         return FleetPorts(
             terminal=ServeTerminal(launch.log_dir / f"{launch.plugin_name}.log"),  # first: it takes the log
             store=connections.connect_store(),
@@ -160,7 +160,7 @@ class ReconcilerPlugin(CircusPlugin):
             heartbeats=HeartbeatFiles.of(launch.runtime_dir),
             startup_times=StartupTimesFile.beside(launch.statefile),
             gpus=self._gpu_availability(launch),
-            gpu_watch=self._gpu_watch(launch, earlier),
+            gpu_watch=self._gpu_watch(launch, limits),
         )
 
     def _event_hook(self, target: str, launch: Launch, reconciler: Reconciler, clock: Clock) -> EventHook:
@@ -181,11 +181,11 @@ class ReconcilerPlugin(CircusPlugin):
         claims = NodeClaims(launch.arbiter, launch.namespace)
         return GpuAvailability(launch.gpus, GpuClaims(claims, launch.gpus), self._gpu_memory(launch))
 
-    def _gpu_watch(self, launch: Launch, earlier: EarlierLimits) -> GpuWatch | None:
+    def _gpu_watch(self, launch: Launch, limits: CappedLimits) -> GpuWatch | None:
         """Begin to watch the health of the GPUs; None where the deployment has none."""
         if not launch.gpus:
             return None
-        watch = GpuWatch(health_reader(launch.gpus), SystemClock(), lambda: earlier.watts)
+        watch = GpuWatch(health_reader(launch.gpus), SystemClock(), lambda: limits.indices)
         self._tasks.spawn(watch.run(self._wake), "GPU health")
         return watch
 
@@ -198,12 +198,12 @@ class ReconcilerPlugin(CircusPlugin):
         return memory
 
 
-def _power_capping(launch: Launch, earlier: EarlierLimits, ports: FleetPorts) -> PowerCapping:
+def _power_capping(launch: Launch, limits: CappedLimits, ports: FleetPorts) -> PowerCapping:
     return PowerCapping(
         tuple(map(parse_power_cap, launch.power_caps)),
         launch.gpus,
         power_limits(launch.gpus),
-        earlier,
+        limits,
         ports.terminal,
         _local_minute,
         ports.clock,

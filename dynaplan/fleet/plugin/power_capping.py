@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dynaplan.contract.gpus import Gpu, PowerLimit, indices
+from dynaplan.contract.gpus import Gpu, indices
 from dynaplan.contract.holds import WallClock
 from dynaplan.contract.power_caps import PowerCap, cap_at
-from dynaplan.fleet.earlier_limits import EarlierLimits
+from dynaplan.fleet.capped_limits import CappedLimits, Changes
 from dynaplan.fleet.gpu_devices import PowerLimits
-from dynaplan.fleet.rules.power_caps import capped
 from dynaplan.util.blocking_read import BlockingRead
 from dynaplan.util.clock import Clock
+from dynaplan.util.errors import DeploymentError
 
 if TYPE_CHECKING:
     from dynaplan.fleet.plugin.ports import Terminal
-
-log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 """Seconds between two looks: caps begin and end, and others may change a limit."""
@@ -35,75 +32,59 @@ class PowerCapping:
         caps: Sequence[PowerCap],
         gpus: Sequence[Gpu],
         driver: PowerLimits,
-        earlier: EarlierLimits,
+        limits: CappedLimits,
         terminal: Terminal,
         wall: WallClock,
         clock: Clock,
         unix_time_s: Callable[[], float] = time.time,
     ) -> None:
         self._caps = caps
-        self._driver = driver
         self._gpus = gpus
-        self._earlier = earlier
+        self._driver = driver
+        self._limits = limits
         self._terminal = terminal
         self._wall = wall
         self._clock = clock
         self._unix_time_s = unix_time_s
-        self._wanted: Mapping[int, float] = {}
-        self._tried: Mapping[int, float] = {}
-        self._limits = BlockingRead[Mapping[int, PowerLimit]](driver.read, {})
-        self._failures = BlockingRead[Mapping[int, str]](self._set_wanted, {})
+        self._changing = BlockingRead[Changes | None](self._change, None)
+        self._told: Changes | None = None
+        self._watts: dict[int, float] = {}
         self._said: set[str] = set()
 
     async def run(self) -> None:
         """Compare and set the limits for ever; without caps, only until the earlier limits are set back."""
-        while self._caps or self._earlier.by_gpu:
+        uuids = {gpu.uuid for gpu in self._gpus}
+        while self._caps or any(gpu.uuid in uuids for gpu in self._limits.own()):
             await self.look()
             await self._clock.sleep(LOOK_S)
 
     async def look(self) -> None:
         """Compare the limits with the caps once, and set what differs."""
-        limits = await self._limits.value(DRIVER_TIMEOUT_S)
-        before = self._earlier.watts
-        cap_watts = cap_at(self._caps, self._unix_time_s(), self._wall)
-        remembered, self._wanted = capped(limits, before, cap_watts)
-        if not self._remember({**before, **remembered}):
-            return
-        failures = await self._failures.value(DRIVER_TIMEOUT_S) if self._wanted else {}
-        if self._wanted and self._tried is not self._wanted:
-            return  # the driver does not answer: nobody knows what is set
-        self._tell(cap_watts, failures)
-        given_back = before.keys() & limits.keys() - remembered.keys() - failures.keys()
-        never_set = failures.keys() - before.keys()
-        known = {**before, **remembered}.items()
-        self._remember({index: watts for index, watts in known if index not in given_back | never_set})
+        changes = await self._changing.value(DRIVER_TIMEOUT_S)
+        if changes and changes is not self._told:  # else nobody knows yet what is set
+            self._told = changes
+            self._tell(changes)
 
-    def _remember(self, watts: Mapping[int, float]) -> bool:
-        """Write down the limits to come back to; return whether they are in the file."""
-        gpus = {gpu.index: gpu for gpu in (*self._earlier.by_gpu, *self._gpus)}
+    def _cap_watts(self) -> float | None:
+        return cap_at(self._caps, self._unix_time_s(), self._wall)
+
+    def _change(self) -> Changes | None:
         try:
-            self._earlier.keep({gpus[index]: each for index, each in watts.items()})
-        except OSError as error:
-            log.warning("no power limit is changed, as those of now cannot be written down: %s", error)
-            return False
-        return True
+            return self._limits.change(self._driver, self._gpus, self._cap_watts())
+        except (OSError, DeploymentError) as error:
+            why = f"the limit of before cannot be written down: {error}"
+            return Changes({}, {gpu.index: why for gpu in self._gpus})
 
-    def _set_wanted(self) -> dict[int, str]:
-        wanted = self._wanted
-        failures = {index: self._driver.set(index, watts) for index, watts in wanted.items()}
-        self._tried = wanted
-        return {index: why for index, why in failures.items() if why}
-
-    def _tell(self, cap_watts: float | None, failures: Mapping[int, str]) -> None:
-        for watts in sorted(set(self._wanted.values())):
-            done = [index for index, each in self._wanted.items() if each == watts and index not in failures]
-            if done and cap_watts is None:
-                self._terminal.report(f"GPU {indices(done)} may draw {watts:.0f} W again.")
-            elif done:
-                self._terminal.report(f"GPU {indices(done)} may draw {watts:.0f} W now (--power-cap).")
-        for why in sorted(set(failures.values()) - self._said):
+    def _tell(self, changes: Changes) -> None:
+        ending = " again." if self._cap_watts() is None else " now (--power-cap)."
+        news = {index: watts for index, watts in changes.done.items() if self._watts.get(index) != watts}
+        self._watts |= news
+        for watts in sorted(set(news.values())):
+            done = indices([index for index, each in news.items() if each == watts])
+            self._terminal.report(f"GPU {done} may draw {watts:.0f} W{ending}")
+        for why in sorted(set(changes.failures.values()) - self._said):
             self._said.add(why)
-            refused = indices([index for index, each in failures.items() if each == why])
+            refused = indices([index for index, each in changes.failures.items() if each == why])
             self._terminal.report(
                 f"The power limit of GPU {refused} cannot be set: {why}. Root may: `nvidia-smi -pl WATTS`."
             )

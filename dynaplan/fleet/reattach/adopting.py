@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import dynaplan
-from dynaplan.fleet.earlier_limits import set_back
+from dynaplan.fleet.capped_limits import set_back
 from dynaplan.fleet.gpu_claims import NodeClaims
 from dynaplan.fleet.launch import CurrentLaunch, Launch
 from dynaplan.fleet.preparation import Preparation, forget_decisions, give_back, log_to

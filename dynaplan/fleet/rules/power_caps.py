@@ -1,32 +1,50 @@
-"""Which power limits of GPUs are changed for a cap, and which were there before.
+"""Which power limit a GPU gets for the caps of deployments, and which one it comes back to.
 
-The limit that stood before ours is written down before it is changed, and is set again when no cap holds.
+The limit that stood before ours is written down before it is changed, and is set again when no cap holds. The
+least of all deployments' caps holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from dynaplan.contract.gpus import PowerLimit
 
-Watts = Mapping[int, float]
-"""Watts by GPU."""
 
+@dataclass(frozen=True)
+class CappedLimit:
+    """The limit of a GPU that is ours, in watts.
 
-def capped(
-    limits: Mapping[int, PowerLimit], before: Watts, cap_watts: float | None
-) -> tuple[dict[int, float], dict[int, float]]:
-    """Return the limits to remember, and those to set now, in watts by GPU.
-
-    ``limits`` are the present ones; ``before`` are those that were set before dynaplan set its own. A cap
-    below the driver's least limit means that least. A limit is only ever lowered to the cap, or set back.
-    ``cap_watts`` None: no cap is in force, and the limits of before are set back.
+    ``earlier_watts`` stood before, ``asked_watts`` is what we set, and ``set_watts`` what the driver made of
+    it: drivers round. It is None until it was read. ``caps`` are those of deployments, by their statefiles.
     """
-    remembered, wanted = dict[int, float](), dict[int, float]()
-    for index, limit in limits.items():
-        own_watts = before.get(index, limit.watts)
-        cap = own_watts if cap_watts is None else max(cap_watts, limit.least_watts)
-        if cap < own_watts:
-            remembered[index] = own_watts
-        wanted[index] = min(cap, own_watts)
-    return remembered, {index: watts for index, watts in wanted.items() if watts != limits[index].watts}
+
+    earlier_watts: float
+    asked_watts: float
+    set_watts: float | None
+    caps: Mapping[str, float]
+
+
+def with_cap(
+    limit: PowerLimit, known: CappedLimit | None, deployment: str, cap_watts: float | None
+) -> tuple[CappedLimit | None, float | None]:
+    """Return what to remember when a deployment has this cap, and the watts to set; None for nothing.
+
+    A cap below what the driver takes is as low as it takes. A limit below the caps is nobody's to raise: one
+    that somebody has set below ours counts as the earlier one.
+    """
+    caps = {other: watts for other, watts in (known.caps if known else {}).items() if other != deployment}
+    if cap_watts is not None:
+        caps[deployment] = cap_watts
+    earlier_watts = known.earlier_watts if known else limit.watts
+    if known and known.set_watts is not None and limit.watts < known.set_watts:
+        earlier_watts = min(earlier_watts, limit.watts)
+    target = min(earlier_watts, max(min(caps.values(), default=earlier_watts), limit.least_watts))
+    is_set = limit.watts == target
+    if known and known.asked_watts == target:
+        is_set |= limit.watts == known.set_watts
+    if target == earlier_watts:
+        return None, None if is_set else target
+    remembered = CappedLimit(earlier_watts, target, limit.watts if is_set else None, caps)
+    return remembered, None if is_set else target

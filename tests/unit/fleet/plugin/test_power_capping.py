@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from dynaplan.contract.power_caps import parse_power_cap
-from dynaplan.fleet.earlier_limits import EarlierLimits, set_back
+from dynaplan.fleet import capped_limits
+from dynaplan.fleet.capped_limits import CappedLimits, set_back
 from dynaplan.fleet.gpu_devices import power_limits, simulated
 from dynaplan.fleet.plugin import power_capping
 from dynaplan.fleet.plugin.power_capping import PowerCapping
+from dynaplan.process.node_directory import open_node_directory, try_lock, unlock
 from tests.fakes.circus import FakeTerminal
 from tests.fakes.clock import ManualClock
 from tests.fakes.polling import eventually
@@ -21,16 +24,16 @@ NIGHT, DAY = 23 * 60, 12 * 60
 
 
 class CappedBox:
-    def __init__(self, directory: Path, *caps: str) -> None:
-        self.statefile, self.minute = directory / "ns.json", NIGHT
-        self.earlier, self.terminal = EarlierLimits.beside(self.statefile), FakeTerminal()
-        gpus = simulated(2)
-        self.driver = power_limits(gpus)
+    def __init__(self, statefile: Path, *caps: str, gpus: int = 2) -> None:
+        self.statefile, self.minute = statefile, NIGHT
+        self.limits, self.terminal = CappedLimits(statefile), FakeTerminal()
+        devices = simulated(gpus)
+        self.driver = power_limits(devices)
         self.capping = PowerCapping(
             tuple(map(parse_power_cap, caps)),
-            gpus,
+            devices,
             self.driver,
-            self.earlier,
+            self.limits,
             self.terminal,
             lambda _: self.minute,
             ManualClock(),
@@ -39,6 +42,11 @@ class CappedBox:
     @property
     def watts(self) -> list[float]:
         return [each.watts for each in self.driver.read().values()]
+
+    @property
+    def own(self) -> list[int]:
+        """The GPUs whose earlier limit is written down for this deployment."""
+        return [gpu.index for gpu in self.limits.own()]
 
 
 @pytest.fixture
@@ -52,31 +60,32 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def box(tmp_path: Path, node: Path) -> CappedBox:
-    (tmp_path / "state").mkdir()
-    return CappedBox(tmp_path / "state", "22:00-07:00=250W")
+    return CappedBox(tmp_path / "ns.json", "22:00-07:00=250W")
 
 
 async def test_a_cap_begins_and_ends_with_its_hours_and_is_told_once(box: CappedBox) -> None:
     await box.capping.look()
     await box.capping.look()
-    assert (box.watts, box.earlier.watts) == ([250.0, 250.0], {0: 700.0, 1: 700.0})
+    assert (box.watts, box.own, box.limits.indices) == ([250.0, 250.0], [0, 1], {0, 1})
     box.minute = DAY
     await box.capping.look()
-    assert (box.watts, box.earlier.watts) == ([700.0, 700.0], {})
+    assert (box.watts, box.own, box.limits.indices) == ([700.0, 700.0], [], set())
     assert box.terminal.lines == [
         "GPU 0,1 may draw 250 W now (--power-cap).",
         "GPU 0,1 may draw 700 W again.",
     ]
 
 
-async def test_no_limit_is_changed_before_the_one_that_stood_is_written_down(box: CappedBox) -> None:
-    in_the_way = box.statefile.with_suffix(".power-limits.tmp")
+async def test_no_limit_is_changed_before_the_one_that_stood_is_written_down(
+    box: CappedBox, node: Path
+) -> None:
+    in_the_way = node / "power-limit.GPU-SIM-0.json.tmp"
     in_the_way.mkdir()
     await box.capping.look()
     unchanged = box.watts
     in_the_way.rmdir()
     await box.capping.look()
-    assert (unchanged, box.watts) == ([700.0, 700.0], [250.0, 250.0])
+    assert (unchanged, box.watts) == ([700.0, 250.0], [250.0, 250.0])
 
 
 async def test_what_is_not_permitted_is_said_once_and_no_gpu_counts_as_capped_for_it(
@@ -85,7 +94,7 @@ async def test_what_is_not_permitted_is_said_once_and_no_gpu_counts_as_capped_fo
     (node / "gpu-1.json").write_text(json.dumps({"keeps_power_limit": True}))
     await box.capping.look()
     await box.capping.look()
-    assert (box.watts, box.earlier.watts) == ([250.0, 700.0], {0: 700.0})
+    assert (box.watts, box.own) == ([250.0, 700.0], [0])
     assert box.terminal.lines == [
         "GPU 0 may draw 250 W now (--power-cap).",
         "The power limit of GPU 1 cannot be set: Insufficient Permissions. Root may: `nvidia-smi -pl WATTS`.",
@@ -97,7 +106,7 @@ async def test_a_limit_that_may_not_be_set_back_is_remembered(box: CappedBox, no
     (node / "gpu-1.json").write_text(json.dumps({"keeps_power_limit": True}))
     box.minute = DAY
     await box.capping.look()
-    assert (box.watts, box.earlier.watts) == ([700.0, 250.0], {1: 700.0})
+    assert (box.watts, box.own) == ([700.0, 250.0], [1])
 
 
 async def test_while_the_driver_does_not_answer_what_is_written_down_stays(
@@ -113,38 +122,110 @@ async def test_while_the_driver_does_not_answer_what_is_written_down_stays(
     monkeypatch.setattr(box.driver, "set", late)
     monkeypatch.setattr(power_capping, "DRIVER_TIMEOUT_S", 0.05)
     await box.capping.look()
-    assert (box.watts, box.earlier.watts) == ([700.0, 700.0], {0: 700.0, 1: 700.0})
+    assert (box.watts, box.own) == ([700.0, 700.0], [0])
     answers.set()
     monkeypatch.setattr(power_capping, "DRIVER_TIMEOUT_S", 10.0)
     await eventually(lambda: box.watts == [250.0, 250.0])
+    await box.capping.look()  # waits for the end of the one that was late
     box.minute = DAY
     await box.capping.look()
-    assert (box.watts, box.earlier.watts) == ([700.0, 700.0], {})
+    assert (box.watts, box.own) == ([700.0, 700.0], [])
 
 
 async def test_without_caps_what_an_earlier_serve_left_is_set_back_and_then_nothing_is_done(
     box: CappedBox,
 ) -> None:
     await box.capping.look()
-    uncapped = CappedBox(box.statefile.parent)
+    uncapped = CappedBox(box.statefile)
     await uncapped.capping.run()
-    assert (uncapped.watts, uncapped.earlier.watts) == ([700.0, 700.0], {})
+    assert (uncapped.watts, uncapped.own) == ([700.0, 700.0], [])
+
+
+async def test_what_was_capped_on_gpus_that_a_deployment_no_longer_has_does_not_keep_it_looking(
+    box: CappedBox,
+) -> None:
+    await box.capping.look()
+    fewer = CappedBox(box.statefile, gpus=1)
+    await fewer.capping.run()
+    assert (box.watts, fewer.own) == ([700.0, 250.0], [1])
 
 
 async def test_the_end_and_the_next_start_set_back_what_the_driver_takes(box: CappedBox, node: Path) -> None:
     await box.capping.look()
     (node / "gpu-1.json").write_text(json.dumps({"keeps_power_limit": True}))
     set_back(box.statefile)
-    assert (box.watts, EarlierLimits.beside(box.statefile).watts) == ([700.0, 250.0], {1: 700.0})
+    assert (box.watts, box.own) == ([700.0, 250.0], [1])
     (node / "gpu-1.json").unlink()
     set_back(box.statefile)
     assert box.watts == [700.0, 700.0]
-    assert not list(box.statefile.parent.glob("ns.*"))
+    assert box.own == []
     set_back(box.statefile)
+
+
+async def test_of_two_deployments_the_least_cap_holds_and_the_last_to_leave_restores(
+    tmp_path: Path, node: Path
+) -> None:
+    one, other = CappedBox(tmp_path / "one.json", "400W"), CappedBox(tmp_path / "other.json", "300W")
+    for _ in range(3):
+        await one.capping.look()
+        await other.capping.look()
+    assert (one.watts, one.terminal.lines) == ([300.0, 300.0], ["GPU 0,1 may draw 400 W now (--power-cap)."])
+    set_back(other.statefile)
+    assert (one.watts, one.own) == ([400.0, 400.0], [0, 1])
+    set_back(one.statefile)
+    assert (one.watts, one.own) == ([700.0, 700.0], [])
+
+
+async def test_a_limit_that_somebody_has_lowered_stays_when_the_cap_ends(box: CappedBox) -> None:
+    await box.capping.look()
+    box.driver.set(0, 220.0)
+    await box.capping.look()
+    set_back(box.statefile)
+    assert box.watts == [220.0, 700.0]
+
+
+async def test_what_was_written_before_the_machine_was_booted_sets_nothing_back(
+    box: CappedBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await box.capping.look()
+    box.driver.set(0, 450.0)
+    monkeypatch.setattr(capped_limits, "boot_id", lambda: "the next one")
+    assert box.own == []
+    set_back(box.statefile)
+    assert box.watts == [450.0, 250.0]
+
+
+async def test_a_limit_that_the_driver_rounds_is_set_and_told_once(
+    box: CappedBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, set_now = list[float](), box.driver.set
+
+    def rounding(index: int, watts: float) -> str:
+        asked.append(watts)
+        return set_now(index, watts // 100 * 100)
+
+    monkeypatch.setattr(box.driver, "set", rounding)
+    await box.capping.look()
+    await box.capping.look()
+    assert (box.watts, asked) == ([200.0, 200.0], [250.0, 250.0])
+    assert box.terminal.lines == ["GPU 0,1 may draw 250 W now (--power-cap)."]
+
+
+async def test_while_another_deployment_changes_limits_nothing_is_changed(box: CappedBox, node: Path) -> None:
+    directory = open_node_directory(node)
+    lock = try_lock(directory, capped_limits.LOCK)
+    assert lock is not None
+    await box.capping.look()
+    unchanged = box.watts
+    unlock(directory, capped_limits.LOCK, lock)
+    os.close(directory)
+    await box.capping.look()
+    assert (unchanged, box.watts, box.terminal.lines[1:]) == ([700.0, 700.0], [250.0, 250.0], [])
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"x": {}}', '{"0": {"uuid": "GPU-SIM-0", "watts": "no"}}'])
-def test_a_file_that_is_no_list_of_limits_sets_nothing_back(box: CappedBox, text: str) -> None:
-    box.statefile.with_suffix(".power-limits").write_text(text)
-    assert EarlierLimits.beside(box.statefile).by_gpu == {}
+def test_a_file_that_is_no_record_sets_nothing_back(box: CappedBox, node: Path, text: str) -> None:
+    (node / "power-limit.GPU-SIM-0.json").write_text(text)
+    assert box.own == []
     set_back(box.statefile)
+    assert box.watts == [700.0, 700.0]
