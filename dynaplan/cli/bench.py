@@ -66,7 +66,7 @@ MAX_LATE_S = 0.02
 
 
 def duration_s(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """Read a duration such as ``60s``, ``10m`` or ``1h30m``; a bare number is seconds. BadParameter else."""
+    """Return the seconds of ``60s``, ``10m``, ``1h30m`` or a bare number; BadParameter for other text."""
     if text is None:
         return None
     seconds = int(text) if text.isdecimal() else seconds_of(text)
@@ -136,7 +136,7 @@ def command(namespace: str | None, url: str | None, json_path: str | None, **giv
 
 
 def check_url(url: str) -> None:
-    """Raise ConfigError unless that is the address of a web server."""
+    """Raise ConfigError unless ``url`` is the address of a web server."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         hint = "Write http://HOST:PORT." if "://" in url else f"Write http://{url}."
@@ -144,7 +144,7 @@ def check_url(url: str) -> None:
 
 
 def _load(given: Mapping[str, Any]) -> OfferedLoad:
-    """Return the load; raises ConfigError for two, and for a trace that cannot be read."""
+    """Return the load to send; ConfigError for both --clients and --trace, and for an unreadable trace."""
     from dynaplan.cli.bench_measurement import OfferedLoad
     from dynaplan.simulation.traces.reading import read_requests
 
@@ -163,7 +163,8 @@ def _predict(
     found: RunningDeployment | None, given: Mapping[str, Any]
 ) -> tuple[DeploymentSimulation | None, tuple[str, ...]]:
     """Return the simulation of the deployment as it is before the load, and its notes, or why there is
-    none."""
+    none.
+    """
 
     if found is None:
         return None, ("nothing is predicted of a --url: its graph is not known here.",)
@@ -357,7 +358,7 @@ def graph_of(found: RunningDeployment) -> SimulatedGraph:
 
 
 def _profile(graph: SimulatedGraph) -> str | None:
-    """Return the profile of a real engine, None for the simulated one's own; ConfigError without any."""
+    """Return the profile directory of a real engine, None for a simulated one; ConfigError without any."""
     engine = engine_of(graph.sections[DECODE_COMPONENT])
     if engine == SIMULATED:
         return None
@@ -371,7 +372,7 @@ def _profile(graph: SimulatedGraph) -> str | None:
 
 
 def _policy(found: RunningDeployment) -> str:
-    """Return the policy of the deployment's planner; static without one, or while something is held."""
+    """Return the policy of the deployment's planner; static without one, or while a role is held."""
     settings = planner_settings(found)
     return settings.policy if settings and not statefile_holds(found.document).by_role else STATIC
 
@@ -392,9 +393,9 @@ async def _read_free_gpus(found: RunningDeployment) -> int | None:
 
 
 def _gpus(found: RunningDeployment, free: int | None) -> int:
-    """Return the GPUs that the planner may have: its engines' and the free ones; all where these are unknown.
+    """Return the number of GPUs that the planner may use: those of its engines and the ``free`` ones.
 
-    No fewer than its workers take, of which several may share one.
+    Without ``free`` all of the box. At least one for each worker, though several may share a GPU.
     """
     workers = [worker for worker in found.workers if worker.role in (Role.PREFILL, Role.DECODE)]
     held = {index for each in workers if each.state in HOLDS_GPUS for index in each.gpus}

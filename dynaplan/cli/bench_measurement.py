@@ -60,7 +60,7 @@ class OfferedLoad:
     duration_s: float
 
     def requests(self, duration_s: float) -> Iterator[TracedRequest]:
-        """Return the trace's requests that are due before that time."""
+        """Return the trace's requests that are due within its first ``duration_s`` seconds."""
         return takewhile(lambda request: request.arrival_s < duration_s, self.trace())
 
     async def send(self, generator: LoadGenerator, began_s: float) -> None:
@@ -100,7 +100,7 @@ class RequestCounters:
         self._recent: deque[tuple[float, int, int]] = deque()
 
     def sent(self, stream: AnswerStream, due_s: float) -> None:
-        """Count a request; ``max_late_s`` is the longest time that any was sent after it was due."""
+        """Count a request that was sent now, and how late that is after ``due_s``."""
         self.requests_sent += 1
         self.open.add(stream)
         self.max_late_s = max(self.max_late_s, time.perf_counter() - due_s)
@@ -153,7 +153,7 @@ class RequestCounters:
         return "  ".join(parts)
 
     def document(self) -> dict[str, Any]:
-        """Return what JSON has of it beyond the table's row."""
+        """Return the counters that the JSON document has beyond the table's row."""
         return {
             "sent": self.requests_sent,
             "failures": dict(self.failures),

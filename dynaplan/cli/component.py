@@ -153,7 +153,7 @@ def run(
 
 
 def _with_gpus(component: Component, claims: Claims, uses_busy_gpus: bool, stack: ExitStack) -> Worker:
-    """Return this process as a worker with its GPUs, which are its own until ``stack`` ends."""
+    """Claim GPUs for this process until ``stack`` closes; warn about memory, and return it as a worker."""
     inventory, is_simulated = available_gpus(None)
     _, warnings = check_memory(component.spec, component.config, inventory, is_simulated)
     warn(warnings)

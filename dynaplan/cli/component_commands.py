@@ -199,7 +199,7 @@ def worker(
 
 
 def require_queue() -> None:
-    """Raise ConfigError when no server is named for the prefill queue."""
+    """Raise ConfigError when NATS_SERVER names no server for the prefill queue."""
 
     if not os.environ.get("NATS_SERVER"):
         raise ConfigError(
@@ -277,7 +277,7 @@ def orchestrate(namespace: str | None, token_file: Path | None, shell_command: s
 
 
 def check_carried_out_here(found: RunningDeployment) -> None:
-    """Raise ConfigError when the deployment's own ``serve`` carries decisions out: none would come here."""
+    """Raise ConfigError when the deployment's own ``serve`` carries out its planner's decisions."""
     from dynaplan.cli.scale_counts import planner_settings
 
     settings = planner_settings(found)

@@ -54,7 +54,7 @@ class Detached:
     log_from: int
 
     def last_lines(self) -> list[str]:
-        """Return the last lines that it has written since it was started."""
+        """Return the last lines that ``serve`` has written to its log since it was started."""
         try:
             with self.log.open("rb") as file:
                 file.seek(self.log_from)
@@ -66,7 +66,8 @@ class Detached:
 def serve_detached(arguments: Sequence[str], directory: Path, namespace: str) -> int:
     """Start ``serve`` with these arguments in that directory; return the exit code of the command.
 
-    0 when it is ready, else the code with which it ended. Ctrl-C meanwhile ends it in order.
+    0 when ``serve`` is ready; when it has ended before, its own code, or 1 instead of 0. Ctrl-C meanwhile
+    ends it in order, with ``EXIT_INTERRUPTED``.
     """
     from dynaplan.fleet.deployments import find_deployment
     from dynaplan.fleet.preparation import log_directory
@@ -116,7 +117,7 @@ def start_detached(
 def _start(
     arguments: Sequence[str], directory: Path, log: Path, address: str, is_bound: bool
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start it; return its process and the length that its log had before."""
+    """Start ``serve``; return its process and the length in bytes that its log had before."""
     program = (*BOUND_PROGRAM, str(os.getpid())) if is_bound else PROGRAM
     own = [each for each in arguments if each != DETACH]
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
@@ -156,7 +157,7 @@ def _is_ready(notices: socket.socket) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End it in order; a second Ctrl-C ends it at once."""
+    """Have ``serve`` stop in order, and wait for its end; a second Ctrl-C ends it at once."""
     for number in (signal.SIGTERM, signal.SIGTERM):
         if process.poll() is None:
             process.send_signal(number)

@@ -250,7 +250,7 @@ def port() -> Iterator[Finding]:
 
 
 def deployments() -> Iterator[Finding]:
-    """Check which deployments run, and whether a dead one has left something."""
+    """List the deployments that run here."""
     from dynaplan.fleet.deployments import find_deployments
 
     try:
@@ -291,7 +291,7 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """Check the limits of this shell's processes."""
+    """Check the limits of this shell on open files and processes."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     shown = "unlimited" if hard == resource.RLIM_INFINITY else f"{hard}"
     if hard != resource.RLIM_INFINITY and hard < MIN_OPEN_FILES:
@@ -379,7 +379,7 @@ def findings() -> Iterator[Finding]:
 
 
 def file_findings(file: str, overrides: Sequence[str], gpus: int | None, budget_bytes: int) -> list[Finding]:
-    """Say which models of a file fit, or all for which ``serve`` would refuse it."""
+    """Return which models of a file fit, or every error for which ``serve`` would refuse the file."""
     from dynaplan.cli.model_needs import model_needs
 
     try:

@@ -199,7 +199,10 @@ def systemd(is_system: bool, user: str | None, output: Path | None, arguments: S
 
 
 def _params_of_serve(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the options as ``serve`` parses them; raises what it would raise, and for what is no unit's."""
+    """Return the options as ``serve`` parses them; raises its usage errors.
+
+    Raises ConfigError for options that mean nothing in a systemd unit, and for secrets.
+    """
     from dynaplan.cli.serve import command as serve
 
     try:
@@ -226,7 +229,7 @@ def _params_of_serve(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _graph_hint() -> str:
-    """Return how a graph is named, and the words for each deployment that runs here."""
+    """Return how to name the graph to export, with the command for each deployment that runs here."""
     from dynaplan.fleet.deployments import find_deployments
     from dynaplan.fleet.launch import read_launch
 

@@ -193,7 +193,7 @@ def _worker(found: RunningDeployment, worker: Worker) -> GpuHolder:
 
 
 def _loans(running: Iterable[RunningDeployment]) -> dict[int, list[GpuHolder]]:
-    """Return the reservations and loans of the GPUs of these deployments."""
+    """Return who has reserved or borrowed GPUs of these deployments: GPU index -> holders."""
     found: dict[int, list[GpuHolder]] = {}
     for each in running:
         text = planner_keys_of(each.document).get(RESERVATIONS, "")
@@ -218,7 +218,7 @@ def _claimed(running: Sequence[RunningDeployment], gpus: Sequence[Gpu]) -> dict[
 
 
 def _own_pids(running: Iterable[RunningDeployment]) -> set[int]:
-    """Return the processes of workers and of programs on loan: they are shown as these."""
+    """Return the pids of all processes of workers, and of programs that run on borrowed GPUs."""
     own: set[int] = set()
     for found in running:
         text = planner_keys_of(found.document).get(RESERVATIONS, "")
@@ -231,7 +231,7 @@ def _own_pids(running: Iterable[RunningDeployment]) -> set[int]:
 
 
 def _program(pid: int) -> GpuHolder:
-    """Return a program that is not ours, by its user and its command."""
+    """Return a program that no deployment has started, by its user and its command."""
     import psutil
 
     try:

@@ -43,7 +43,10 @@ def has_models(file: Path, overrides: Sequence[str]) -> bool:
 
 
 def graph_of_file(file: Path) -> str:
-    """Return the identifier of the graph that the file belongs to; ConfigError where that is not clear."""
+    """Return the graph that a configuration file belongs to: ``module:Class``, or the path of a ``.py`` file.
+
+    Raises ConfigError where neither a module beside it, nor its first line, nor a shipped file tells.
+    """
     if file.with_suffix(".py").is_file() and file.parent.resolve() not in _shipped():
         return str(file.with_suffix(".py"))
     for folder in (file.parent, *_shipped()):

@@ -46,7 +46,7 @@ def read_config_file(
 
 
 def imported_file(file: Path) -> ImportedFile | None:
-    """Return what another tool's file or directory of models says; None for one of dynaplan's own."""
+    """Return what another tool's file or directory of models says; None for any other file."""
     if file.is_dir():
         return llama_cpp.read_directory(
             str(file), [str(each.relative_to(file)) for each in file.rglob("*.gguf")]
@@ -62,7 +62,7 @@ def imported_file(file: Path) -> ImportedFile | None:
 
 
 def _yaml(text: str, source: str) -> Any:
-    """Return the document, with what folded blocks looked like; None where there is none.
+    """Return the YAML document, its folded blocks as ``FoldedText``; None for text that is empty or no YAML.
 
     Raises ConfigError for a key that a mapping has twice, of which PyYAML takes the last.
     """
@@ -88,7 +88,7 @@ def _yaml(text: str, source: str) -> Any:
 
 
 def sections_of(found: ImportedFile) -> tuple[Sections, list[str]]:
-    """Return the file as a configuration, and lines about what is left out. Raises ConfigError."""
+    """Return the file as a configuration's sections, and a line for all that is left out or replaced."""
     notes = []
     models = {}
     for name, model in found.models.items():
@@ -106,7 +106,7 @@ def sections_of(found: ImportedFile) -> tuple[Sections, list[str]]:
 
 
 def _key_notes(name: str, entry: Mapping[str, Any]) -> list[str]:
-    """Say that an engine's own key is left out: clients ask the frontend, which asks the engine."""
+    """Return a line for each API key in the engine's command: it is left out, clients need the frontend's."""
     found = recognise(read_command(entry.get(COMMAND)).words)
     keys = [f"--{each}" for each in ("api-key", "api-key-file") if found and each in found.flags]
     return [f"{name}: {each} is left out: clients are asked for `Frontend.api-key`." for each in keys]

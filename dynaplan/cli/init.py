@@ -77,7 +77,7 @@ class FoundModel:
 
 
 def found_models(asked: Sequence[str]) -> Iterator[FoundModel]:
-    """Yield the models that were asked for, or all that are here, each once; raises ConfigError for none."""
+    """Yield the models that were asked for, or all on this box, each once; ConfigError if it has none."""
     from dynaplan.engines.local_models import local_models
 
     if asked:
@@ -157,7 +157,10 @@ class FittedModel:
 
 
 def fitted(found: FoundModel) -> tuple[FittedModel, Sequence[Device]]:
-    """Return the model with the first rung of the ladder that fits, and the box's devices."""
+    """Return the model with the first rung of the ladder that fits one device, or else several; the devices.
+
+    Where none fits, or the model cannot be read, it has an ``obstacle``.
+    """
     from dynaplan.cli.model_needs import why_without_room
     from dynaplan.engines.model_memory import gguf_shape, hf_shape
     from dynaplan.models.rules.eviction import choose
@@ -186,7 +189,7 @@ def fitted(found: FoundModel) -> tuple[FittedModel, Sequence[Device]]:
 
 
 def _rungs(entry: FittedModel) -> list[FittedModel]:
-    """Return the model with each rung that its training bears, without repeating one."""
+    """Return the model at each rung of the ladder, with no more context than it was trained for."""
     most = entry.trained_tokens or LADDER[-1][1]
     rungs = dict.fromkeys((requests, min(tokens, most)) for requests, tokens in LADDER)
     return [replace(entry, requests=requests, context_tokens=tokens) for requests, tokens in rungs]

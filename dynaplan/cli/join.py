@@ -46,7 +46,7 @@ class JoinedNamespace:
 
     @property
     def where(self) -> str:
-        """The place that was joined."""
+        """The joined deployment, or the namespace and its store, in words."""
         if self.deployment:
             return f"deployment {self.namespace} (serve runs as pid {serve_pid(self.deployment)})"
         backend = store_backend(os.environ)
@@ -89,7 +89,7 @@ def _deployment_beside(namespace: str | None) -> RunningDeployment | None:
 
 
 def _config_of(deployment: RunningDeployment) -> Sections:
-    """Return the configuration that ``serve`` gave its services, secrets included; empty without its file."""
+    """Return the configuration that ``serve`` gave its services, with secrets; empty if it is unreadable."""
     try:
         return Launch.from_json((deployment.runtime_dir / LAUNCH_FILE).read_text()).config
     except (OSError, ValueError, KeyError, TypeError):
@@ -97,7 +97,11 @@ def _config_of(deployment: RunningDeployment) -> Sections:
 
 
 def _token(namespace: str, file: Path | None, of_deployment: str) -> str:
-    """Return the namespace's token: of the file, the deployment or the environment, or the one kept here."""
+    """Return the namespace's token: of the file, the deployment or the environment, or the one kept here.
+
+    Keeps the deployment's token beside the statefile, or a new one where there is none at all. Raises
+    ConfigError when the file's token is not the deployment's.
+    """
 
     named = read_token(file) if file else ""
     if named and of_deployment and named != of_deployment:
@@ -137,9 +141,9 @@ async def _registered(namespace: str, token: str) -> tuple[Instance, ...]:
 
 
 async def _is_refused(http: HttpClient, url: str, worker: str) -> bool:
-    """Return whether the component there refuses the client's token; a silent one does not.
+    """Return whether the component at ``url`` refuses the client's token; False when it does not answer.
 
-    Raises ConfigError for one whose certificate cannot be believed.
+    Raises ConfigError when its certificate cannot be verified.
     """
     try:
         answer = await http.request("GET", url + WHO_PATH, timeout_s=TOKEN_CHECK_TIMEOUT_S)

@@ -187,7 +187,7 @@ def usage(name: str | None, namespace: str | None, days: int, as_csv: bool) -> N
 
 
 def _file(given: Path | None) -> Path:
-    """Return the file that is meant: the one given, that of the only deployment that runs, or the usual."""
+    """Return the file of keys: the given one, that of the only running deployment, or ``DEFAULT_FILE``."""
     if given:
         return given
     from dynaplan.fleet.deployments import find_deployment
@@ -201,9 +201,10 @@ def _file(given: Path | None) -> Path:
 
 @contextmanager
 def _changed(path: Path) -> Iterator[list[str]]:
-    """Yield the file's text in a list, and write what is in the list then, in one step and with mode 0600.
+    """Yield a list of one item, the file's text; the item is written back atomically with mode 0600.
 
-    Two commands at once wait for each other: the lock is that of the directory. Raises ConfigError.
+    The directory is locked meanwhile, so that two commands wait for each other. Raises ConfigError when the
+    file cannot be read or written, or its keys are wrong.
     """
 
     try:

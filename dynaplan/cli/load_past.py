@@ -48,7 +48,7 @@ def samples_of_histories(histories: Iterable[Mapping[str, Any]], now_s: float) -
 
 
 def _spread(ended_s: float, lasted_s: float) -> Iterator[tuple[int, float]]:
-    """Yield the samples that a step reaches into, and the part of it in each."""
+    """Yield the number of each sample that a step of the history overlaps, and its fraction in that."""
     began_s = ended_s - lasted_s
     for place in range(int(began_s // SAMPLE_S), int(ended_s // SAMPLE_S) + 1):
         within_s = min(ended_s, (place + 1) * SAMPLE_S) - max(began_s, place * SAMPLE_S)

@@ -86,7 +86,7 @@ def _with_models(graph: Graph, config: Mapping[str, Mapping[str, Any]]) -> Graph
 
 
 def _sound(graph: Graph, config: Sections, faults: Faults) -> Sections:
-    """Return the sections that have no error."""
+    """Return the sections in which ``faults`` has found no error."""
     places = {each.name: section_name(each) for each in graph.services()}
     return {name: each for name, each in config.items() if places.get(name, name) not in faults.places}
 

@@ -53,7 +53,7 @@ def _path(log_dir: Path, name: str) -> Path:
 
 
 def _follow(logs: dict[Path, LogTail], log_dir: Path | None) -> NoReturn:
-    """Print what comes to these logs, and all of those that are new in ``log_dir``, if that is given."""
+    """Print new lines of these logs, and of logs that appear in ``log_dir`` if given, until interrupted."""
     while True:
         _open(logs, sorted(log_dir.glob("*.log")) if log_dir else ())
         for path, log in logs.items():

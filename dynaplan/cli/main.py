@@ -129,7 +129,7 @@ class LazyGroup(click.Group):
         return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command's module and return the command."""
+        """Import the command's module and return the command; None for an unknown name."""
         if cmd_name not in self._table:
             return None
         module, _, name = self._table[cmd_name][0].partition(":")

@@ -113,9 +113,9 @@ def unpin(model: str, namespace: str | None) -> None:
 def _order(
     namespace: str | None, model: str, what: str, order: Mapping[str, Any], wanted: str, timeout_s: float
 ) -> None:
-    """Write what is asked for the model, and wait for the state that is wanted, if one is.
+    """Write ``order`` for the model to the store, and wait for the state ``wanted``; "" waits for none.
 
-    ``what`` are the words for it in the record of what was done by hand.
+    ``what`` describes the order in the record of changes by hand.
     """
     found = connect(namespace)
     name = model_of(found, model)
@@ -151,7 +151,10 @@ def no_models(namespace: str) -> DeploymentError:
 
 
 async def _wait(store: Store, namespace: str, model: str, wanted: str, timeout_s: float) -> None:
-    """Return when the model has that state; TemporaryError when it failed, is refused or takes too long."""
+    """Return when the model has the state ``wanted``, and print how long that took.
+
+    Raises TemporaryError after ``timeout_s`` seconds, and at once when its loading is refused.
+    """
     begun_s = time.monotonic()
     with ProgressLine() as line:
         while True:

@@ -154,7 +154,7 @@ def _saved_words(saved: SavedKv) -> str:
 
 
 def model_state(row: Row, now_s: float) -> str:
-    """Return its state; of a load also since when, and how long one usually takes."""
+    """Return the model's state; while it loads, also for how long it has, and how long it usually takes."""
     if row["state"] != "loading":
         return str(row["state"])
     usually = f" (usually {clock(row['load_s'])})" if row["load_s"] else ""

@@ -183,7 +183,7 @@ class PageFeed:
         return found + self._drawn(shown)
 
     async def _read_past(self) -> None:
-        """Read once what the frontends have kept; again while none answers."""
+        """Read the load that the frontends have recorded, once; the next call tries again if none answers."""
         if not self._has_past and (histories := await self._poller.load_histories()):
             self._has_past = True
             self._past = samples_of_histories(histories, time.time())
@@ -206,12 +206,12 @@ class PageFeed:
         return [("decisions", json.dumps(listed, separators=(",", ":")))]
 
     def _mark(self, rows: Sequence[Mapping[str, Any]], now_s: float) -> None:
-        """Keep what was changed by hand, and of models, for the charts; the lists themselves are short."""
+        """Keep changes by hand and of models for the charts' marks, longer than the page's lists do."""
         self._moves |= {(row["at_s"], row["text"]): TimedChange(row["at_s"], row["text"]) for row in rows}
         self._moves = {key: each for key, each in self._moves.items() if each.at_s >= now_s - HISTORY_S}
 
     def _drawn(self, shown: Sequence[ChartsRequest]) -> list[tuple[str, str]]:
-        """Draw the charts that are shown and are not newer than the samples."""
+        """Return an event with each shown chart that is due; one is drawn once in ``DRAW_S`` seconds."""
         self._drawn_s = {each: drawn_s for each, drawn_s in self._drawn_s.items() if each in shown}
         due = [each for each in shown if self._drawn_s.get(each, float("-inf")) < self._drawn_at_s]
         self._drawn_s |= dict.fromkeys(due, self._drawn_at_s)

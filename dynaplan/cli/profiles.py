@@ -130,7 +130,7 @@ def write_profile(
 
 
 def newest_learnt(section: Mapping[str, Any], role: Role) -> LearntFile | None:
-    """Return what was learnt last of workers of a role: of the section's engine and model, if it has one."""
+    """Return a role's newest learnt file, of the section's engine and model if it names one; None without."""
     for found in list_files(learnt_dir(os.environ)):
         is_same = not section.get("model") or (
             found.of.get("engine") == engine_of(section) and found.of.get("model") == str(section["model"])

@@ -108,7 +108,7 @@ class ServedDeployment:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it: in order, or at once after an error."""
+        """Stop the deployment; requests may finish, unless the block ends with an error."""
         self.stop(now=error is not None)
 
     def __repr__(self) -> str:
@@ -127,13 +127,13 @@ class ServedDeployment:
         return OpenAI(base_url=f"{self.url}/v1", api_key=os.environ.get("DYNAPLAN_API_KEY") or "none")
 
     def status(self) -> dict[str, Any]:
-        """Return what ``dynaplan status --json`` has of it."""
+        """Return the deployment's document of ``dynaplan status --json``."""
         return dict(json.loads(self._run("status", "--json")))
 
     def scale(self, *, hold: bool = False, wait: bool = True, **counts: int) -> str:
         """Set numbers of workers: ``scale(decode=2)``; return the command's output.
 
-        Waits until it is carried out. With ``hold`` the planner keeps them.
+        With ``wait`` it returns when that is carried out; with ``hold`` the planner keeps the numbers.
         """
         words = [f"{role}={number}" for role, number in counts.items()]
         return self._run("scale", *words, "--wait" if wait else "--no-wait", *(["--hold"] if hold else []))
@@ -143,7 +143,7 @@ class ServedDeployment:
         return dict(json.loads(self._run("models", "--json"))["models"])
 
     def load(self, model: str, *, keep: str = "", wait: bool = True) -> str:
-        """Load a model now, and keep it for ``"2h"``; return the command's output."""
+        """Load a model now, and keep it for a time ``keep`` such as ``2h``; return the command's output."""
         return self._run("load", model, *(["--for", keep] if keep else []), "--wait" if wait else "--no-wait")
 
     def unload(self, model: str, *, wait: bool = True) -> str:
@@ -159,7 +159,7 @@ class ServedDeployment:
         return [DecisionRecord.from_json(document) for document in documents]
 
     def stop(self, *, now: bool = False) -> None:
-        """End it; requests may finish, unless ``now``. Does nothing when it has ended."""
+        """Stop the deployment, if it runs, and wait for its end; requests may finish, unless ``now``."""
         from dynaplan.fleet.deployments import find_deployment
 
         try:
@@ -171,14 +171,17 @@ class ServedDeployment:
         self._reap()
 
     def _reap(self) -> None:
-        """Take the exit code of the child, so that nothing of it is left."""
+        """Wait until the child has ended, and take its exit code, so that no zombie is left."""
         try:
             os.waitpid(self._serve_pid, 0)
         except ChildProcessError:
             return
 
     def _run(self, *words: str) -> str:
-        """Run a command for this deployment and return its output; raises the error that it ends with."""
+        """Run a command for this deployment and return its output.
+
+        A command that fails raises UserError for wrong input, else PermanentError, with what it wrote.
+        """
         command = [sys.executable, "-P", "-m", "dynaplan", *words, "--namespace", self.namespace]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode == 0:

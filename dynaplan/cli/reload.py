@@ -152,7 +152,10 @@ def live_keys(changes: Sequence[SettingChange], config: Sections) -> dict[str, s
 
 
 def _read_launch(deployment: RunningDeployment) -> tuple[Launch, Sections | None]:
-    """Return the launch as it is now, and the settings before the last reload; None if that has finished."""
+    """Return the deployment's launch, and the settings before a reload that did not finish, else None.
+
+    Raises DeploymentError when the launch cannot be read.
+    """
     try:
         launch = read_launch(deployment.runtime_dir)
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -300,7 +303,7 @@ def _format_value(change: SettingChange, value: Any) -> str:
 
 
 def _refuse_settings_of_serve(changes: Sequence[SettingChange]) -> None:
-    """All or nothing: raise ConfigError if any changed setting needs a restart of ``serve``."""
+    """Raise ConfigError if any changed setting needs a restart of ``serve``: then none is applied."""
     refused = [f"{each.service}.{each.key}" for each in changes if each.apply_mode is ApplyMode.RESTART_SERVE]
     if refused:
         raise ConfigError(
@@ -350,7 +353,7 @@ class ReloadRun:
         services: Sequence[ServiceSpec],
         after_written: Callable[[KeyValueStore], Awaitable[None]] = _noop,
     ) -> None:
-        """Apply it; raises PermanentError when a new worker fails, after rolling back.
+        """Apply the new settings; raises PermanentError when a new worker fails, after rolling back.
 
         ``after_written`` is called once the settings file is written: new workers start with it.
         """

@@ -65,7 +65,7 @@ def check_prefill_queue(graph: GraphSpec, environ: Mapping[str, str]) -> None:
 
 
 def model_changes(before: Sections, after: Sections) -> ModelChanges:
-    """Compare two configurations. Raises ConfigError where a model would get another's place."""
+    """Compare two configurations; raises ConfigError where a model's service would get another name."""
     old, new = (components_of(config.get(MODELS) or {}) for config in (before, after))
     for name in old.keys() & new.keys():
         if old[name] != new[name]:
@@ -84,7 +84,7 @@ def model_changes(before: Sections, after: Sections) -> ModelChanges:
 
 
 def _settings(config: Sections, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return all that is said of a model: to its owner, and to its workers."""
+    """Return a model's entry without its planner's options, and the options of its workers by component."""
     entries = config.get(MODELS) or {}
     components = components_of(entries)[name], prefill_components_of(entries).get(name, "")
     workers = {
@@ -105,7 +105,7 @@ def _others(config: Sections) -> dict[str, Any]:
 
 
 async def put_away(store: Any, namespace: str, names: tuple[str, ...]) -> None:
-    """Have these models leave, after their requests; who waits for one has it loaded again."""
+    """Have these models unloaded after their requests, and print each; a waiting request reloads it."""
 
     for name in names:
         await change_order(store, namespace, name, {"unload_unix_s": time.time()})

@@ -121,7 +121,7 @@ def check_known(chosen: Sequence[int], inventory: Sequence[Gpu]) -> None:
 
 
 def check_decode_left(left: int, workers: Sequence[Worker]) -> None:
-    """Raise ConfigError when the GPUs that are left are too few for a decode worker."""
+    """Raise ConfigError when ``left``, a number of GPUs, is too few for a decode worker."""
     needed = min((each.gpu_request for each in workers if each.role is Role.DECODE), default=0)
     if left < needed:
         raise ConfigError(
@@ -133,9 +133,10 @@ def check_decode_left(left: int, workers: Sequence[Worker]) -> None:
 async def _reserve(
     found: RunningDeployment, chosen: Sequence[int], made: Hold, gpus: int | None = None
 ) -> None:
-    """Write the reservations; raises ConfigError where somebody else has one.
+    """Reserve the GPUs ``chosen``; raises ConfigError where another user or a program has one.
 
-    Of the deployment's ``gpus`` those that nobody has reserved must do for a decode worker; None: need not.
+    ``gpus`` is the deployment's number of GPUs, of which enough for a decode worker must be left; None: they
+    need not.
     """
     from dynaplan.fleet.scale_progress import check_alive
 
@@ -159,7 +160,7 @@ async def _reserve(
 async def wait_until_free(found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None) -> None:
     """Return when no worker holds any of the GPUs, nor gets one, and the driver says that they are empty.
 
-    Raises TemporaryError after the time.
+    Raises TemporaryError after ``timeout_s`` seconds; None: as long as workers may take to leave.
     """
     from dynaplan.fleet.deployments import find_deployment
     from dynaplan.fleet.scale_progress import check_alive
@@ -187,7 +188,7 @@ async def wait_until_free(found: RunningDeployment, chosen: Sequence[int], timeo
 
 
 def _awaited(now: RunningDeployment, gpus: Sequence[int]) -> str:
-    """Return what is waited for, in words: the workers that hold any of these GPUs; empty for nothing.
+    """Return in words which workers still hold any of these GPUs; empty when none does.
 
     While the statefile lacks the reservation a worker that is not in it yet may still get one of the GPUs.
     """
@@ -230,7 +231,7 @@ def parse_release(chosen: Sequence[str]) -> tuple[list[Role], frozenset[int]]:
 
 
 def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> bool:
-    """End the holds, print which, and when the planner decides again; return whether there was any."""
+    """End the holds of these roles, or of all for none; print them, and return whether there was any."""
     chosen = roles or list(SCALED_ROLES)
     written = asyncio.run(_end_holds(found, chosen))
     settings = planner_settings(found)
@@ -247,7 +248,7 @@ def _release_roles(found: RunningDeployment, roles: Sequence[Role]) -> bool:
 
 
 async def _release_gpus(found: RunningDeployment, gpus: frozenset[int]) -> bool:
-    """End the reservations of these GPUs, of all without any; return whether there was any.
+    """End the reservations of these GPUs, or of all for an empty set; return whether any GPU was reserved.
 
     A GPU that is lent to a program that runs stays lent.
     """

@@ -105,9 +105,9 @@ async def replace_worker(
 ) -> tuple[str, float]:
     """Replace one process of the deployment.
 
-    Returns the name of the new one, and how long the GPU of the next one's successor may take to be free:
-    the old worker's GPU is released a while after its exit. The worker of a model that is loaded on request
-    is put away: its next request starts another.
+    Returns the new one's name, and the ``gpu_wait_s`` of the next call: the old worker's GPU is released a
+    while after its exit. The worker of a model that is loaded on request is put away, and the name is then
+    "the next request", which starts another.
     """
     served = served_models(service_config(found))
     models = {each.component: each.name for each in served}
@@ -153,7 +153,7 @@ class WorkerRestart:
         self.starts_new_first = False
 
     async def run(self, gpu_wait_s: float = 0.0) -> str:
-        """Return the name of the new worker; its GPU may take ``gpu_wait_s`` seconds to be free.
+        """Restart the worker and return the new one's name; waits up to ``gpu_wait_s`` seconds for free GPUs.
 
         Raises PermanentError or TemporaryError when it fails; the old worker runs on.
         """
@@ -176,7 +176,7 @@ class WorkerRestart:
         return settings is None or gpus <= settings.max_gpu_budget
 
     async def _has_room(self, gpu_wait_s: float) -> bool:
-        """Return whether GPUs are free for one more worker, now or after a while."""
+        """Return whether GPUs for one more worker are free, or become free within ``gpu_wait_s`` seconds."""
         deadline_s = time.monotonic() + gpu_wait_s
         while True:
             free = await free_gpus(self._store, self._namespace)
@@ -217,7 +217,7 @@ class WorkerRestart:
             )
 
     async def _drain_then_start(self, found: RunningDeployment) -> None:
-        """Drain the old one, and have a new one on its GPU."""
+        """Drain the old worker, then wait for a new one on its GPU."""
         why = "no GPU is free for a second one, or the GPU budget has none"
         click.echo(f"{why}: {self._worker.name} leaves first", err=True)
         await self._write_count(found, 0, is_held=True)
@@ -267,13 +267,13 @@ class WorkerRestart:
         return [each for each in found.workers if each.role is role and each.process not in before]
 
     async def _asked_for(self, found: RunningDeployment) -> int:
-        """Return the desired number of the role; all that are there where none is written."""
+        """Return the desired number of workers of the role; the present number when the store has none."""
         items = {item.key: item.value for item in await self._store.list(scaling_prefix(self._namespace))}
         number = DesiredCounts.from_keys(self._namespace, items).of(self._worker.role)
         return number if number >= 0 else sum(each.role is self._worker.role for each in found.workers)
 
     async def _wait_gone(self) -> None:
-        """Return when the old one has gone, or does not begin to leave, or has had its time."""
+        """Wait until the old worker has gone; return, without an error, also when it is not gone in time."""
         times, begun_s = expected_times(self._find(), {self._worker.role: 1}), time.monotonic()
         longest = self._timeout_s or times.limit_s(starts=False, leaves=True)
         while old := self._old():
@@ -297,9 +297,9 @@ class WorkerRestart:
     async def _write_count(
         self, found: RunningDeployment, step: int, leaving: str = "", *, is_held: bool = False
     ) -> int:
-        """Write the role's number, ``step`` more than it is, and return it; 0 makes no decision.
+        """Ask for ``step`` more workers of the role, and return the number; a step of 0 writes only the hold.
 
-        With ``is_held`` it is held, so that the planner keeps off; else the hold of before is restored.
+        With ``is_held`` it is held, so that the planner keeps off; else the earlier hold is restored.
         """
         role = self._worker.role
         present = sum(each.role is role for each in found.workers)

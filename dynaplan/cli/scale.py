@@ -168,7 +168,7 @@ async def _scale(found: RunningDeployment, arguments: ScaleArguments) -> None:
 async def _wait(
     found: RunningDeployment, store: KeyValueStore, request: ScaleRequest, timeout_s: float | None
 ) -> None:
-    """Wait, and show the progress, for that time; None: as long as it may well take."""
+    """Show the progress until the request is carried out, at most ``timeout_s``; None: as it may take."""
     from dynaplan.fleet.scale_progress import wait_carried_out
 
     times = expected_times(found, request.wanted)

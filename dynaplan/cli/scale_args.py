@@ -55,7 +55,7 @@ class HoldArgument:
         return self.at_least is not None or self.at_most is not None
 
     def of(self, workers: int) -> Hold:
-        """Return the hold of a role that has this number of workers now."""
+        """Return the hold of a role: by the given bounds, else at exactly this number of workers."""
         if not self.is_bound:
             return replace(self.made, at_least=workers, at_most=workers)
         return replace(self.made, at_least=self.at_least or 0, at_most=self.at_most)
@@ -130,7 +130,7 @@ def parse_count(text: str, roles: Mapping[str, Role]) -> CountArgument:
 
 
 def _plain(roles: Mapping[str, Role]) -> list[str]:
-    """Return the roles themselves, without their components' names."""
+    """Return the names of the roles, without those of their components."""
     return [name for name, role in roles.items() if name == role.value]
 
 
@@ -148,7 +148,7 @@ def check_options(asked: Sequence[CountArgument], hold: HoldArgument | None) -> 
 
 
 def check_leaving(name: str, asked: Sequence[CountArgument], workers: Sequence[Worker]) -> None:
-    """Raise ConfigError unless that is a worker of a role whose number is asked for."""
+    """Raise ConfigError unless ``name`` is a worker of one of the roles that are scaled."""
     roles = {each.role for each in asked}
     known = [worker.name for worker in workers if worker.role in roles]
     if name not in known:
@@ -202,7 +202,7 @@ def _number(asked: CountArgument, now: DesiredCounts) -> int:
 
 
 def _daily(asked: CountArgument, hold: HoldArgument) -> Hold:
-    """Return the hold with hours of the role; raises ConfigError for a number that depends on that of now."""
+    """Return the role's hold at certain hours; raises ConfigError for a relative number such as ``+1``."""
     name = asked.role.value
     if asked.more is not None:
         raise ConfigError(

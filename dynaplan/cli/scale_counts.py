@@ -100,7 +100,8 @@ async def write_counts(
     If the decision removes a worker, it is ``leave_first`` before any other.
 
     The decision id is above every id in use. If a key has changed since it was read, the transaction fails
-    and is retried with the new values. Expired and invalid holds are ignored.
+    and is retried with the new values; TemporaryError after ``ATTEMPTS``. Expired and invalid holds are
+    ignored.
     """
     for _ in range(ATTEMPTS):
         items = {item.key: item for item in await store.list(scaling_prefix(namespace))}
@@ -129,9 +130,10 @@ async def write_counts(
 async def change_entries(
     store: KeyValueStore, namespace: str, name: str, read: Callable[[str], E], change: Callable[[E], E]
 ) -> tuple[E, E]:
-    """Change what persons have written under a key of the planner; return it before and after.
+    """Change the holds or reservations under the planner's key ``name``; return them before and after.
 
-    Entries that are over, or cannot be read, count as none. ``change`` may raise UserError.
+    Entries that have expired or cannot be read count as none. ``change`` may raise UserError; TemporaryError
+    when others keep changing the key.
     """
     key = scaling_key(namespace, name)
     for _ in range(ATTEMPTS):
@@ -146,7 +148,7 @@ async def change_entries(
 
 
 def current_entries(read: Callable[[str], E], text: str) -> E:
-    """Return the entries that last, of a key's value; none when it cannot be read."""
+    """Return the entries of a key's value that have not expired; none when it cannot be read."""
     try:
         return read(text).without_expired(time.time())
     except ValueError:
@@ -215,7 +217,7 @@ GPU_RELEASE_S = 10.0
 
 @dataclass(frozen=True)
 class ScaleTimes:
-    """The times of carrying out, in seconds: ``start_s`` usually, None when unknown; ``leave_s`` at most."""
+    """Seconds in which workers usually start (``start_s``, None: unknown) and at most leave (``leave_s``)."""
 
     start_s: float | None
     leave_s: float
@@ -228,7 +230,7 @@ class ScaleTimes:
 
 
 def expected_times(found: RunningDeployment, wanted: Mapping[Role, int]) -> ScaleTimes:
-    """Return the learnt and configured times of the wanted roles; the longest of several."""
+    """Return the longest learnt start-up time and configured time to leave of these roles' workers."""
     try:
         launch = read_launch(found.runtime_dir)
     except (OSError, ValueError, KeyError, TypeError, UserError):
@@ -242,7 +244,7 @@ def expected_times(found: RunningDeployment, wanted: Mapping[Role, int]) -> Scal
 
 
 def wait_limit_s(found: RunningDeployment, wanted: Mapping[Role, int], times: ScaleTimes) -> float:
-    """Return the longest time to wait until the wanted numbers are there, by the workers there are now."""
+    """Return the most seconds that it may take from the present workers to the wanted numbers."""
     starts = leaves = False
     for role, number in wanted.items():
         states = [worker.state for worker in found.workers if worker.role is role]

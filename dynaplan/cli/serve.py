@@ -258,7 +258,7 @@ def command(
 
 
 def memory_size(text: str) -> int:
-    """Read an amount of memory; 0 for none. Raises the usage error."""
+    """Return the bytes of an amount such as ``20GB``, 0 for empty text; raises BadParameter."""
 
     size = bytes_of(text) if text else 0
     if size is None or (text and not size):
@@ -269,7 +269,7 @@ def memory_size(text: str) -> int:
 
 
 def power_cap(text: str) -> str:
-    """Return a cap on the power of GPUs as it was written. Raises the usage error."""
+    """Return a cap on the power of GPUs as it was written; raises BadParameter for other text."""
     from dynaplan.contract.power_caps import parse_power_cap
 
     try:
@@ -326,7 +326,10 @@ def listen_address(host: str | None, port: int | None, frontend: Mapping[str, An
 
 
 def _enter(directory: Path) -> Path:
-    """Settle the paths that were given, change to the directory and return it; GraphError without it."""
+    """Make relative paths in the environment absolute, change to the directory and return it.
+
+    Raises GraphError when there is no such directory.
+    """
 
     directory = directory.resolve()
     if not directory.is_dir():
@@ -337,7 +340,7 @@ def _enter(directory: Path) -> Path:
 
 
 def usable_gpus(number: int | None) -> int:
-    """Return how many GPUs a deployment may use that was given this number, or None."""
+    """Return how many GPUs a deployment may use; ``number`` is that of ``--gpus``, None for all."""
     from dynaplan.fleet.gpu_devices import available_gpus
 
     return len(available_gpus(number)[0])
@@ -378,7 +381,7 @@ def _graph_of_settings(name: str, ctx: click.Context) -> str:
 
 
 def _model_graph(model: str, config_file: str | None, ctx: click.Context) -> tuple[str, str]:
-    """Return the graph and the configuration that serve a model by itself; the overrides name it then."""
+    """Return the graph and configuration that serve a model by itself; adds its override to ``ctx.obj``."""
     config_file = config_file or file_for(model)
     click.echo(f"{model} is a model. This is: {serve_command(model, config_file)}", err=True)
     ctx.obj = [model_override(model), *ctx.obj]
@@ -388,7 +391,7 @@ def _model_graph(model: str, config_file: str | None, ctx: click.Context) -> tup
 def memory_lines(spec: GraphSpec, config: Sections, gpus: int | None, budget_bytes: int) -> list[str]:
     """Return a line for each service about its model's memory; warns, or raises ConfigError.
 
-    Of the memory that may be taken of each device models loaded on request have ``budget_bytes``; 0 is all.
+    ``budget_bytes`` is what models loaded on request may take of each device; 0 is all.
     """
     from dynaplan.cli.serve_checks import check_memory
     from dynaplan.fleet.gpu_devices import available_gpus

@@ -41,9 +41,9 @@ Options = Mapping[str, Any]
 
 
 def check_settings(graph: Graph, spec: GraphSpec, config: Sections, faults: Faults) -> list[str]:
-    """Read the stock services' options as their processes will; the warnings.
+    """Read the stock services' options as their processes will, and return the warnings.
 
-    Faults name service, key and value. A service that has one already is left out.
+    Errors are gathered in ``faults``; a service that has one already is left out.
     """
     warnings: list[str] = []
     for each in spec.services:
@@ -125,7 +125,7 @@ def _check_pair(decode: ServiceSpec, prefill: ServiceSpec, config: Sections) -> 
 def _check_planned_model(graph: Graph, spec: GraphSpec, config: Sections) -> None:
     """Raise ConfigError for a planner that would count the traffic of a model that no frontend serves.
 
-    Without a Frontend, and for workers whose options are not known, the names are not known either.
+    Nothing is checked for the policy ``load``, without a Frontend, and for workers of unknown options.
     """
     planner, decode = spec.of_role(Role.PLANNER), spec.of_role(Role.DECODE)
     if not (planner and decode and spec.of_role(Role.FRONTEND) and graph.service(decode.name).options):
@@ -276,7 +276,7 @@ def _memory_line(memory: ServiceMemory, box: BoxMemory) -> str:
 
 
 def _memory_fault(memory: ServiceMemory) -> str:
-    """Return a warning about one worker and its GPUs, or nothing; ConfigError where it is certain."""
+    """Return a warning when a worker may not fit its GPUs, else ""; ConfigError if it certainly does not."""
     need = memory.need
     if need.total_bytes <= memory.gpu_bytes:
         return ""
@@ -288,7 +288,10 @@ def _memory_fault(memory: ServiceMemory) -> str:
 
 
 def _box_memory_faults(services: Sequence[ServiceMemory], box: BoxMemory) -> list[str]:
-    """Judge the workers that share the memory of the box; weights that several map count once."""
+    """Return a warning when workers need more memory than the box has; shared weights count once.
+
+    Raises ConfigError when they certainly need more than there is in all.
+    """
     if not services:
         return []
     weights = {each.model: each.need.weights_bytes for each in services}
@@ -327,7 +330,7 @@ def _memory_request(memory: ServiceMemory) -> str:
 
 
 def _report_fault(memory: ServiceMemory, fault: str, fits: int, is_certain: bool) -> str:
-    """Return the warning, or raise it when it is certain."""
+    """Return the warning; ConfigError when ``is_certain``. ``fits`` is the longest context, 0 for none."""
     service, engine, option = memory.service, memory.engine, memory.need.context_option
     smaller = {LLAMACPP: "a smaller max-num-seqs, or cache-type-k and cache-type-v: q8_0"}
     hint = f"The longest context that fits is {option}: {fits}." if fits else "Not even the weights fit."

@@ -159,7 +159,7 @@ def is_model(text: str) -> bool:
 
 
 def _is_module(text: str) -> bool:
-    """Tell whether this begins with the name of a module that can be imported, as a graph's does."""
+    """True when the text begins with the name of a module that can be imported, as a graph's does."""
     name = re.split(r"[.:]", text, maxsplit=1)[0]
     is_here = Path(name).is_dir() or Path(f"{name}.py").is_file()
     return name.isidentifier() and (is_here or importlib.util.find_spec(name) is not None)

@@ -193,7 +193,7 @@ def command(
 
 @contextmanager
 def profile_of_engines(named: str | None, graph: SimulatedGraph) -> Iterator[str | None]:
-    """Yield the profile that times the engines; one that was learnt is a directory for as long.
+    """Yield the profile that times the engines; a learnt one is a directory that the ``with`` block keeps.
 
     ``learnt`` is what was learnt last of the graph's engine and model, ``learnt:NAME`` another one.
     """
@@ -220,7 +220,8 @@ def many_models(
     text: str | None, file: Path | None, overrides: Sequence[str], gpu_memory_bytes: int
 ) -> tuple[dict[str, SimulatedModel], Constraints]:
     """Return the models of ``--models``, or of a file with a section ``Models``, and which of them may be
-    loaded at once; no models where there is neither."""
+    loaded at once; no models where there is neither.
+    """
     from dynaplan.cli.imported_models import read_config_file
     from dynaplan.lab.simulate.many_models import constraints_of, models_of, read_models
 
@@ -387,7 +388,7 @@ DEFAULT_STARTUP_S = 60.0
 
 
 def _without_startup(engine: dict[str, Any]) -> float:
-    """Take the start-up time, in seconds, out of the engine's options; 0 when there is none."""
+    """Remove the start-up time from the engine's options, and return it in seconds; 0 without one."""
 
     startup_s = SimOptions.from_options(engine).startup_time_s
     engine.pop("startup-time", None)

@@ -181,7 +181,7 @@ async def read_store(store: Store, namespace: str) -> DeploymentState:
 async def read_draining(workers: Iterable[Worker]) -> frozenset[str]:
     """Ask the workers that have lost their registration; return those that say that they drain.
 
-    A person has told them to leave, by a signal or by revoking their leases, and not the fleet plugin.
+    These drain because a person has sent a signal or revoked their leases, not for the fleet plugin.
     """
     lost = [each for each in workers if each.state.value == "starting" and each.url and each.pid]
     answers = await asyncio.gather(
@@ -426,7 +426,7 @@ def _gpus(gpus: Iterable[Gpu], found: RunningDeployment, reservations: ReservedG
 
 
 def _other_version_notes(found: RunningDeployment, serve: RunningServe | None) -> list[str]:
-    """Return a sentence about the workers that an upgrade has not renewed."""
+    """Return a sentence about the workers that an upgrade has not renewed; none where there are no such."""
     if serve is None or not (left := serve.not_renewed(found.workers)):
         return []
     names = ", ".join(each.name for each in left)
@@ -582,7 +582,7 @@ def unreachable_notes(instances: Iterable[Instance]) -> list[str]:
 
 
 def uptime_s(started_at: int) -> float | None:
-    """Return the seconds since a process began; ``started_at`` is in clock ticks since boot."""
+    """Return the seconds since a process began; ``started_at`` is in clock ticks since boot, 0 gives None."""
     return process_table.age_s(started_at) if started_at else None
 
 
@@ -598,7 +598,7 @@ def _is_alive(worker: Worker) -> bool | None:
 
 
 def _uptime_of(instance: Instance) -> float | None:
-    """Return the age of its process, which is known on its own host only."""
+    """Return the age in seconds of the instance's process; None when it runs on another host."""
     if instance.network != process_table.network():
         return None
     return uptime_s(process_table.identify(instance.pid) or 0)
@@ -617,7 +617,7 @@ async def read_routing(instances: Iterable[Instance]) -> dict[str, dict[str, str
 
 
 async def read_keys(found: RunningDeployment, instances: Iterable[Instance]) -> list[dict[str, Any]]:
-    """Ask the frontends of a deployment who asks, where its requests bear keys of a file."""
+    """Ask the frontends for the requests of each API key; empty unless the deployment has a file of keys."""
     if not section_options(service_config(found), "Frontend").get("api-keys"):
         return []
     return key_rows((await ask_frontends(instances, TURNS_PATH)).values())

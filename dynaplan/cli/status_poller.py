@@ -209,7 +209,7 @@ class StatusPoller:
             return b""
 
     def _tokens_per_s(self, worker: str, now_s: float, generated: int | None) -> float | None:
-        """Return the tokens that a worker has generated since the last poll, per second."""
+        """Return a worker's tokens per second since the last poll; None without one, or if the count fell."""
         before = self._tokens.pop(worker, None)
         if generated is None:
             return None
@@ -219,7 +219,7 @@ class StatusPoller:
         return (generated - before[1]) / (now_s - before[0])
 
     def _power(self, now_s: float) -> dict[str, dict[str, Any]]:
-        """Return the power of each model, and that of all; none where no GPU tells its own."""
+        """Return the power of each model, and of all together; empty when no GPU reports its power."""
         shown = self._gpus_shown.items()
         watts = watts_by_model(
             {index: row["watts"] for index, row in shown if row["watts"] is not None},

@@ -143,7 +143,7 @@ class Upgrade:
         click.echo(f"upgraded after {time.monotonic() - begun_s:.1f} s: serve and {number} workers")
 
     async def _take_over(self) -> RunningServe:
-        """Replace the old ``serve`` by this version's; return it once it runs."""
+        """Replace the old ``serve`` by this version's; return the new one once it runs."""
         try:
             take_over(self._found.runtime_dir, self._running, PROGRAM, os.environ.get("PYTHONPATH"))
         except OSError as error:
@@ -175,7 +175,7 @@ class Upgrade:
         )
 
     async def _wait_plugin(self, serve: RunningServe) -> None:
-        """Return when the fleet plugin of that ``serve`` keeps the workers."""
+        """Return when the fleet plugin of that ``serve`` is alive; PermanentError when it is not in time."""
 
         heartbeats = HeartbeatFiles.of(self._found.runtime_dir)
         deadline_s = time.monotonic() + PLUGIN_TIMEOUT_S
@@ -196,7 +196,7 @@ class Upgrade:
             return await replace_workers(store, self._found, self._not_tried(), self._timeout_s)
 
     def _not_tried(self) -> Iterator[Worker]:
-        """Yield the workers to renew, each once, as they are when its turn comes."""
+        """Yield the workers that are left to renew, read afresh before each; none is yielded twice."""
         tried: set[tuple[str, int]] = set()
         while left := [each for each in self._left() if each.process not in tried]:
             tried.add(left[0].process)

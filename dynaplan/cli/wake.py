@@ -39,7 +39,7 @@ def command(worker: str | None, namespace: str | None, timeout_s: float) -> None
 
 
 async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
-    """Ask the sleeping workers to wake and wait for it; raises TemporaryError when one does not."""
+    """Wake the worker, or all for None, and wait until they are awake; TemporaryError when one is not."""
 
     begun_s = time.monotonic()
     async with connections.open_store() as store:
@@ -69,7 +69,10 @@ async def _wake(namespace: str, worker: str | None, timeout_s: float) -> None:
 
 
 async def _request_wake(store: Store, namespace: str, asleep: dict[str, tuple[int, str]]) -> None:
-    """Request it of each worker; an earlier reason is cleared, so that the next one is the answer."""
+    """Request a wake of each worker, after clearing its earlier reason, so that a new one is the answer.
+
+    Raises TemporaryError when the store does not answer.
+    """
 
     for instance_id, _ in asleep.values():
         key = ASLEEP.key(namespace, instance_id)

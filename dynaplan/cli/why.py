@@ -90,7 +90,7 @@ Moment = tuple[float, str]
 
 
 def _decided(found: RunningDeployment, last: int, *, changes: bool) -> tuple[list[Moment], list[str]]:
-    """Return the decisions of the planners with their times, and a sentence for each that has none."""
+    """Return the planners' decisions with their times, and a sentence for each planner that has made none."""
     moments, missing = [], []
     for model, component in planner_components(found).items():
         records = decisions_of(found, 10_000 if changes else last, component)
@@ -138,7 +138,7 @@ def _shown(explained: str) -> str:
 
 
 async def published(namespace: str) -> dict[str, Any]:
-    """Read what the fleet plugin publishes; empty where the store does not answer."""
+    """Read what the fleet plugin publishes; empty if it publishes nothing, or the store does not answer."""
 
     try:
         async with connections.open_store() as store, asyncio.timeout(REMOVALS_TIMEOUT_S):
