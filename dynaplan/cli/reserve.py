@@ -92,7 +92,8 @@ def reserve(
         )
     if not wait or not made.is_open(time.time(), wall_clock):
         return
-    asyncio.run(wait_until_free(found, chosen, timeout))
+    hint = "It goes on; `dynaplan status` shows how far it is."
+    asyncio.run(wait_until_free(found, chosen, timeout, hint))
     uuids = {gpu.index: gpu.uuid for gpu in inventory}
     click.echo(f"free: CUDA_VISIBLE_DEVICES={','.join(uuids[index] for index in chosen)}")
 
@@ -157,10 +158,13 @@ async def _reserve(
     record_by_hand(found, f"GPU {','.join(map(str, chosen))} {reserved_words(made)}")
 
 
-async def wait_until_free(found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None) -> None:
+async def wait_until_free(
+    found: RunningDeployment, chosen: Sequence[int], timeout_s: float | None, hint: str
+) -> None:
     """Return when no worker holds any of the GPUs, nor gets one, and the driver says that they are empty.
 
-    Raises TemporaryError after ``timeout_s`` seconds; None: as long as workers may take to leave.
+    Raises TemporaryError with the ``hint`` after ``timeout_s`` seconds; None: as long as workers may take to
+    leave.
     """
     from dynaplan.fleet.deployments import find_deployment
     from dynaplan.fleet.scale_progress import check_alive
@@ -179,10 +183,7 @@ async def wait_until_free(found: RunningDeployment, chosen: Sequence[int], timeo
         ):
             check_alive(found)
             if time.monotonic() > deadline_s:
-                raise TemporaryError(
-                    f"not free within {longest_s:g} s: {names}",
-                    hint="It goes on; `dynaplan status` shows how far it is.",
-                )
+                raise TemporaryError(f"not free within {longest_s:g} s: {names}", hint=hint)
             line.show(f"waiting for {names}", names)
             await asyncio.sleep(WORKERS_POLL_S)
 

@@ -210,7 +210,8 @@ class Loan:
         left_s = None if wait_s is None else max(0.0, deadline_s - time.monotonic())
         if self._found and (lent := self._of_deployment()):
             with connected(self._found):
-                await wait_until_free(self._found, [gpu.index for gpu in lent], left_s)
+                hint = f"{_names(lent)} is given back, and nothing was run; `--wait TIME` waits longer."
+                await wait_until_free(self._found, [gpu.index for gpu in lent], left_s, hint)
 
     async def _reserve(self) -> tuple[LendableGpu, ...]:
         from dynaplan.fleet.deployments import find_deployment

@@ -30,13 +30,9 @@ class Client:
         self.write = request.connection.write
         self.write_now = request.connection.write_now
         self.request_id = request.name
+        self.headers: Headers = request.headers
         self.rate_headers: Mapping[str, str] = {}
         """Headers of every answer, which tell of the limits of its key."""
-
-    @property
-    def headers(self) -> Headers:
-        """The headers of the request."""
-        return self._request.headers
 
     @property
     def content_type(self) -> str:

@@ -378,8 +378,7 @@ class RequestProgress:
                 raise worker_failed(f"{self.deaths} workers died over this request: {outcome.reason}")
 
     async def _attempt(self, suspect: Suspect) -> Outcome:
-        use = self.request.report.use
-        booking = await (self._book_in_turn(use) if use else self._book())
+        booking = await self._book()
         try:
             self._note_tokens(booking)
             api = self.path.api_of(booking.instance)
@@ -401,19 +400,23 @@ class RequestProgress:
         finally:
             booking.close()
 
-    async def _book_in_turn(self, use: KeyUse) -> Booking:
-        """Book in the turn of a request's key beside those of others."""
-        if turns := self.model.router.turns:
-            with turns.turn(use, self.call) as turn:
-                return await self._book(turn)
-        return await self._book()
-
-    async def _book(self, turn: Turn | None = None) -> Booking:
-        model = self.model
-        if model.queue is None:
-            return await model.router.book(self.call, self._deadline_s, turn=turn)
-        comment = self._comment if self.call.is_stream else None
-        return await model.queue.book(model.router, self.call, comment, turn)
+    async def _book(self) -> Booking:
+        """Book a worker, in the turn of the request's key beside those of others."""
+        model, call, use = self.model, self.call, self.request.report.use
+        turn, turns = None, model.router.turns
+        if use and turns:
+            holder = use.holder
+            turn = use.turn = use.turn or Turn(
+                holder.name, holder.weight, call.prompt_tokens, call.is_stream, turns
+            )
+        try:
+            if model.queue is None:
+                return await model.router.book(call, self._deadline_s, turn=turn)
+            comment = self._comment if call.is_stream else None
+            return await model.queue.book(model.router, call, comment, turn)
+        finally:
+            if turn and turn.is_waiting:
+                turn.leave()
 
     def _note_tokens(self, booking: Booking) -> None:
         """Note the prompt's blocks; the number of its tokens is exact where the router knows them."""

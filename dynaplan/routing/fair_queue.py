@@ -72,11 +72,6 @@ class _Key(Generic[T]):
     recent: float = 0.0
     recent_at_s: float = 0.0
 
-    def add_work(self, work: float, now_s: float) -> None:
-        self.counter += work / self.weight
-        self.recent = self.recent * exp((self.recent_at_s - now_s) / SHARE_S) + work
-        self.recent_at_s = now_s
-
     def recent_work(self, now_s: float) -> float:
         return self.recent * exp((self.recent_at_s - now_s) / SHARE_S)
 
@@ -92,7 +87,10 @@ class KeyTurns:
 
 
 class FairQueue(Generic[T]):
-    """Requests by key: ``join``, then ``begin`` or ``leave``, and ``end`` after ``begin``."""
+    """Requests by key: ``join``, then ``begin`` or ``leave``, and ``end`` after ``begin``.
+
+    One that comes while nobody waits may ``begin`` without having joined.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[str, _Key[T]] = {}
@@ -144,15 +142,25 @@ class FairQueue(Generic[T]):
             del self.waiting[name]
             self._next = None
 
-    def begin(self, name: str, request: T, prompt_tokens: int, now_s: float) -> float:
-        """Note that a request which waited has a worker; return the work that was counted for it."""
-        self.leave(name, request)
-        key = self._keys[name]
+    def begin(self, name: str, weight: float, request: T, prompt_tokens: int, now_s: float) -> float:
+        """Note that a request has a worker; return the work that was counted for it.
+
+        It waits, or nobody does: then its key is lifted as if it had come to wait.
+        """
+        key = self._keys.get(name)
+        if key is None:
+            key = self._keys[name] = _Key(weight)
+        if key.waiting:
+            self.leave(name, request)
+        else:
+            key.weight = weight
+            key.counter = max(key.counter, self._last_counter)
         key.running += 1
         self._last_counter = key.counter
-        work = prompt_tokens + ANSWER_WEIGHT * key.answer_tokens
-        key.last_work = work
-        key.add_work(work, now_s)
+        key.last_work = work = prompt_tokens + ANSWER_WEIGHT * key.answer_tokens
+        key.counter += work / key.weight
+        key.recent = key.recent * exp((key.recent_at_s - now_s) / SHARE_S) + work
+        key.recent_at_s = now_s
         self._next = None
         return work
 
@@ -163,12 +171,12 @@ class FairQueue(Generic[T]):
         key.last_s = now_s
         self._next = None
 
-    def correct(
-        self, name: str, prompt_tokens: int, answer_tokens: int, counted: float, now_s: float
-    ) -> None:
+    def correct(self, name: str, prompt_tokens: int, answer_tokens: int, counted: float) -> None:
         """Count what a request really had, in the place of the work that was ``counted`` when it began."""
         key = self._keys[name]
-        key.add_work(prompt_tokens + ANSWER_WEIGHT * answer_tokens - counted, now_s)
+        missing = prompt_tokens + ANSWER_WEIGHT * answer_tokens - counted
+        key.counter += missing / key.weight
+        key.recent += missing  # as of the time when its key's last one began: work counts from there
         self._next = None
         kept = ANSWERS_COUNTED if key.answer_tokens else 0.0
         key.answer_tokens = kept * key.answer_tokens + (1 - kept) * answer_tokens
@@ -197,7 +205,7 @@ class FairQueue(Generic[T]):
 
     def is_newcomer(self, name: str) -> bool:
         """Tell whether none of the key's requests runs."""
-        return not self._keys[name].running
+        return name not in self._keys or not self._keys[name].running
 
     def forget(self, now_s: float) -> None:
         """Forget keys that have had no request for long."""

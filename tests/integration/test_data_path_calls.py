@@ -29,7 +29,7 @@ from tests.fakes.polling import eventually
 CALLS_OF_REQUEST = 268
 """A chat with a stream of two events, round-robin, everything as it is by default."""
 
-CALLS_WITH_KEYS = 314
+CALLS_WITH_KEYS = 286
 """The same with one of 50 keys that have all limits, while nobody else waits."""
 
 CALLS_OF_LIMIT = 4

@@ -49,15 +49,23 @@ class Box:
     _order: Iterator[int] = field(default_factory=count)
 
     def ask(self, request: Asked) -> None:
-        self.queue.join(request.key, self.weights[request.key], request, self.now_s)
-        self.fill()
+        """Begin with it where nobody waits and there is a place; else it joins those who wait."""
+        if not self.queue.waiting and self._may_begin(request):
+            self._begin(request)
+        else:
+            self.queue.join(request.key, self.weights[request.key], request, self.now_s)
+            self.fill()
 
     def fill(self) -> None:
         while (request := self.queue.first()) and self._may_begin(request):
-            counted = self.queue.begin(request.key, request, request.prompt, self.now_s)
-            end_s = self.now_s + request.answer * SECONDS_PER_TOKEN
-            heapq.heappush(self.running, (end_s, next(self._order), request, counted))
-            self.waited_s[request] = self.now_s - request.arrived_s
+            self._begin(request)
+
+    def _begin(self, request: Asked) -> None:
+        weight = self.weights[request.key]
+        counted = self.queue.begin(request.key, weight, request, request.prompt, self.now_s)
+        end_s = self.now_s + request.answer * SECONDS_PER_TOKEN
+        heapq.heappush(self.running, (end_s, next(self._order), request, counted))
+        self.waited_s[request] = self.now_s - request.arrived_s
 
     def _may_begin(self, request: Asked) -> bool:
         free = self.places - len(self.running)
@@ -69,7 +77,7 @@ class Box:
         """Go on to the end of the next request, and return it."""
         self.now_s, _, request, counted = heapq.heappop(self.running)
         self.queue.end(request.key, self.now_s)
-        self.queue.correct(request.key, request.prompt, request.answer, counted, self.now_s)
+        self.queue.correct(request.key, request.prompt, request.answer, counted)
         self.work[request.key] += request.prompt + ANSWER_WEIGHT * request.answer
         self.fill()
         return request

@@ -13,11 +13,9 @@ import struct
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
+from dynaplan.gateway.keys.limits import WINDOW_S, Used
 from dynaplan.util.shared_words import SharedWords
-
-WINDOW_S = 60.0
 
 MAX_KEYS = 4096
 """Names of keys that one frontend counts in its life; further ones share a record. Files are sparse."""
@@ -25,16 +23,6 @@ MAX_KEYS = 4096
 _WORDS = 8
 _ID, _IN_FLIGHT, _MINUTE, _REQUESTS, _REQUESTS_BEFORE, _TOKENS, _TOKENS_BEFORE = (0, *range(2, 8))
 """The words of a record: two of the name's hash, then one for each number."""
-
-
-class Used(NamedTuple):
-    """What all frontends have counted of a key: ``_before`` is the minute before, ``now`` the current one."""
-
-    in_flight: int = 0
-    requests_now: int = 0
-    requests_before: int = 0
-    tokens_now: int = 0
-    tokens_before: int = 0
 
 
 class KeyCounts:
@@ -85,10 +73,12 @@ class KeyCounts:
     def used(self, name: str) -> Used:
         """Return what all frontends have counted for it."""
         minute = int(self.unix_s() // WINDOW_S)
-        at = self._offsets.get(name)
-        own = _read(self._words, self._new_record(name) if at is None else at, minute)
-        if not self._others:
-            return own
+        at, words = self._offsets.get(name), self._words
+        if at is None:
+            at = self._new_record(name)
+        if not self._others and words[at + _MINUTE] == minute:  # as most are, without a call
+            return Used(words[at + _IN_FLIGHT], *words[at + _REQUESTS : at + _WORDS])
+        own = _read(words, at, minute)
         others = (each.read(name, minute) for each in self._others.values())
         return Used(*map(sum, zip(own, *others, strict=True)))
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from dynaplan.config.keys import expires_unix_s, hash_of, read_keys_file
 from dynaplan.config.settings.keys import KeySettings
 from dynaplan.gateway import timing
-from dynaplan.gateway.keys.counts import WINDOW_S, KeyCounts, Used
-from dynaplan.gateway.keys.limits import LimitUse, Window, rate_headers
+from dynaplan.gateway.keys.counts import KeyCounts
+from dynaplan.gateway.keys.limits import WINDOW_S, LimitUse, Used, Window, rate_headers
 from dynaplan.gateway.keys.usage import KeyUsage
 from dynaplan.gateway.openai_api import ApiError, Call
 from dynaplan.gateway.routing.turns import Turn
@@ -42,8 +42,9 @@ class Keyring:
         self._counts = counts
         self.usage = usage
         self._holders: dict[str, KeyHolder] = {}
-        self._seen: dict[bytes, KeyHolder] = {}
-        """Holders by the key itself, once it was sent: a hash costs more than all else that is looked up."""
+        self.unix_s = counts.unix_s
+        self.seen: dict[str, KeyHolder] = {}
+        """Holders by the header ``Bearer KEY``, once the key was sent: a hash costs more than all else."""
         self._stamp = self._file_stamp()
         self._take_over(read_keys_file(path))
 
@@ -53,13 +54,14 @@ class Keyring:
         The time of the look-up tells nothing of use: it depends on hashes, and nobody can choose a key by its
         hash.
         """
-        holder = self._seen.get(key)
+        header = f"Bearer {key.decode('utf-8', 'surrogateescape')}"
+        holder = self.seen.get(header)
         if holder is None:
             holder = self._holders.get(hash_of(key))
             if holder is None:
                 return None
-            self._seen[key] = holder
-        if holder.expires_unix_s <= self._counts.unix_s():
+            self.seen[header] = holder
+        if holder.expires_unix_s <= self.unix_s():
             raise unauthorized(f"The API key of {holder.name} has expired", "expired_api_key", OWNER_GIVES)
         return holder
 
@@ -94,7 +96,7 @@ class Keyring:
 
     def _take_over(self, keys: dict[str, KeySettings]) -> None:
         self._holders = {each.hash: self.holder(each) for each in keys.values()}
-        self._seen = {}
+        self.seen = {}
 
     def holder(self, settings: KeySettings) -> KeyHolder:
         """Return the holder of a key that is not in the file."""
@@ -120,9 +122,13 @@ class KeyHolder:
         self.models = frozenset(settings.models or ())
         """Names of models that he may use; empty for all."""
         self._counts = counts
-        self._is_limited = any(
-            (settings.concurrency, settings.requests_per_minute, settings.tokens_per_minute)
-        )
+        per_minute = ("requests", settings.requests_per_minute), ("tokens", settings.tokens_per_minute)
+        self._per_minute = {kind: limit for kind, limit in per_minute if limit}
+        self._most_in_flight = settings.concurrency or math.inf
+        self._most_requests = settings.requests_per_minute or math.inf
+        self._most_tokens = settings.tokens_per_minute or math.inf
+        self.limited_counts = counts if self._per_minute or settings.concurrency else None
+        """Where he is counted for his limits; None without any."""
 
     def may_use(self, names: Collection[str]) -> bool:
         """Tell whether a model with these names is one of his."""
@@ -142,23 +148,31 @@ class KeyHolder:
 
     def check_limits(self, call: Call) -> Mapping[str, str]:
         """Raise ApiError (429) for a request beyond a limit; return what its answer tells of the limits."""
-        if not self._is_limited:
+        counts, prompt_tokens = self.limited_counts, call.prompt_tokens
+        if not counts:
             return NO_HEADERS
-        used, most = self._counts.used(self.name), self.settings.concurrency
-        windows = self._windows(used)
-        if most and used.in_flight >= most:
-            raise self._too_much(f"{used.in_flight} requests at a time", "concurrency", 1.0, windows)
-        headers: dict[str, str] = {}
-        for kind, window in windows.items():
-            amount = 1 if kind == "requests" else call.prompt_tokens
-            if wait_s := window.wait_s(amount):
-                raise self._too_much(f"{window.limit} {kind} per minute", kind, wait_s, windows)
-            headers |= rate_headers(kind, window, amount)
-        return headers
+        used = counts.used(self.name)
+        in_flight, requests, requests_before, tokens, tokens_before = used
+        if (
+            in_flight >= self._most_in_flight
+            or requests + requests_before >= self._most_requests
+            or tokens + tokens_before + prompt_tokens > self._most_tokens
+        ):
+            self._check_windows(used, prompt_tokens)
+        elapsed_s = counts.unix_s() % WINDOW_S
+        return rate_headers(self._per_minute, used, elapsed_s, requests=1, tokens=prompt_tokens)
+
+    def _check_windows(self, used: Used, prompt_tokens: int) -> None:
+        """Raise ApiError (429) unless one more request with that prompt is within the sliding limits."""
+        if used.in_flight >= self._most_in_flight:
+            raise self._too_much(f"{used.in_flight} requests at a time", "concurrency", 1.0, used)
+        for kind, window in self._windows(used).items():
+            if wait_s := window.wait_s(1 if kind == "requests" else prompt_tokens):
+                raise self._too_much(f"{window.limit} {kind} per minute", kind, wait_s, used)
 
     def limits_used(self) -> list[LimitUse]:
         """Return what is used of each of his limits."""
-        if not self._is_limited:
+        if not self.limited_counts:
             return []
         used, most = self._counts.used(self.name), self.settings.concurrency
         found = [LimitUse("at a time", used.in_flight, most)] if most else []
@@ -166,22 +180,15 @@ class KeyHolder:
             found.append(LimitUse(f"{kind}/min", math.ceil(window.used), window.limit))
         return found
 
-    def count(self, *, in_flight: int, tokens: int, requests: int = 0) -> None:
-        """Count for his limits, if he has any."""
-        if self._is_limited:
-            self._counts.add(self.name, in_flight=in_flight, requests=requests, tokens=tokens)
-
     def _windows(self, used: Used) -> dict[str, Window]:
         elapsed_s = self._counts.unix_s() % WINDOW_S
-        requests, tokens = self.settings.requests_per_minute, self.settings.tokens_per_minute
-        found = {}
-        if requests:
-            found["requests"] = Window(requests, used.requests_now, used.requests_before, elapsed_s)
-        if tokens:
-            found["tokens"] = Window(tokens, used.tokens_now, used.tokens_before, elapsed_s)
-        return found
+        amounts = {
+            "requests": (used.requests_now, used.requests_before),
+            "tokens": (used.tokens_now, used.tokens_before),
+        }
+        return {kind: Window(limit, *amounts[kind], elapsed_s) for kind, limit in self._per_minute.items()}
 
-    def _too_much(self, limit: str, kind: str, wait_s: float, windows: Mapping[str, Window]) -> ApiError:
+    def _too_much(self, limit: str, kind: str, wait_s: float, used: Used) -> ApiError:
         message = f"The API key of {self.name} is limited to {limit}"
         if wait_s == math.inf:
             message += ", and this prompt alone has more"
@@ -189,8 +196,7 @@ class KeyHolder:
         else:
             message += f"; try again in {math.ceil(wait_s)} s"
             headers = {"Retry-After": str(math.ceil(wait_s)), "retry-after-ms": str(math.ceil(1000 * wait_s))}
-        for each, window in windows.items():
-            headers |= rate_headers(each, window)
+        headers |= rate_headers(self._per_minute, used, self._counts.unix_s() % WINDOW_S)
         return ApiError(
             429,
             message,
@@ -209,12 +215,15 @@ class KeyUse:
         self.turn: Turn | None = None
         self._model = call.model
         self._prompt_tokens = call.prompt_tokens
-        holder.count(in_flight=1, requests=1, tokens=call.prompt_tokens)
+        if counts := holder.limited_counts:
+            counts.add(holder.name, in_flight=1, requests=1, tokens=call.prompt_tokens)
 
     def end(self, prompt_tokens: int, answer_tokens: int, *, is_error: bool) -> None:
         """Count the answer, and what the prompt had beside its estimate."""
         holder = self.holder
-        holder.count(in_flight=-1, tokens=prompt_tokens + answer_tokens - self._prompt_tokens)
+        if counts := holder.limited_counts:
+            further_tokens = prompt_tokens + answer_tokens - self._prompt_tokens
+            counts.add(holder.name, in_flight=-1, tokens=further_tokens)
         if self.turn:
             self.turn.settle(prompt_tokens, answer_tokens)
         status = "error" if is_error else "success"

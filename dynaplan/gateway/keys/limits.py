@@ -15,10 +15,21 @@ for as long as ``retry-after`` says.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
 WINDOW_S = 60.0
+
+
+class Used(NamedTuple):
+    """What all frontends have counted of a key: ``_before`` is the minute before, ``now`` the current one."""
+
+    in_flight: int = 0
+    requests_now: int = 0
+    requests_before: int = 0
+    tokens_now: int = 0
+    tokens_before: int = 0
 
 
 class LimitUse(NamedTuple):
@@ -64,18 +75,24 @@ _HEADERS = {
 }
 
 
-def rate_headers(kind: str, window: Window, amount: int = 0) -> dict[str, str]:
-    """Return OpenAI's headers for a limit of ``requests`` or ``tokens`` once ``amount`` more is used."""
-    most, now, before, elapsed_s = window
-    now, left_s = now + amount, WINDOW_S - elapsed_s
-    left = most - now - before * left_s / WINDOW_S
-    empty_s = left_s + WINDOW_S if now else left_s if before else 0.0
-    limit, remaining, reset = _HEADERS[kind]
-    return {
-        limit: str(most),
-        remaining: str(int(left)) if left > 0 else "0",
-        reset: _duration(math.ceil(empty_s)),
+def rate_headers(
+    limits: Mapping[str, int], used: Used, elapsed_s: float, *, requests: int = 0, tokens: int = 0
+) -> dict[str, str]:
+    """Return OpenAI's headers for limits of ``requests`` and ``tokens`` once so many more are used."""
+    amounts = {
+        "requests": (used.requests_now + requests, used.requests_before),
+        "tokens": (used.tokens_now + tokens, used.tokens_before),
     }
+    left_s, headers = WINDOW_S - elapsed_s, {}
+    for kind, most in limits.items():
+        now, before = amounts[kind]
+        left = most - now - before * left_s / WINDOW_S
+        empty_s = left_s + WINDOW_S if now else left_s if before else 0.0
+        limit, remaining, reset = _HEADERS[kind]
+        headers[limit] = str(most)
+        headers[remaining] = str(int(left)) if left > 0 else "0"
+        headers[reset] = _duration(math.ceil(empty_s))
+    return headers
 
 
 @cache

@@ -19,16 +19,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from dynaplan.config.settings.frontend import part_of_limit
 from dynaplan.routing.booking import WorkerBook
-from dynaplan.routing.fair_queue import FairQueue, KeyTurns
+from dynaplan.routing.fair_queue import KEPT_PART, FairQueue, KeyTurns
 from dynaplan.store.instances import Instance
-
-if TYPE_CHECKING:
-    from dynaplan.gateway.keys.keyring import KeyUse
-    from dynaplan.gateway.openai_api import Call
 
 UNBEGUN_TOKENS = 1024
 UNBEGUN_PROMPTS = 2
@@ -53,130 +50,135 @@ class Turns:
 
     def __init__(self, frontends: int) -> None:
         self._frontends = frontends
-        self._queue = FairQueue[Turn]()
+        self.queue = FairQueue[Turn]()
         self.now_s = asyncio.get_running_loop().time
-
-    def turn(self, use: KeyUse, call: Call) -> Turn:
-        """Return a request's turn, which is that of all its attempts; it waits within a ``with``."""
-        if use.turn is None:
-            use.turn = Turn(self, self._queue, use, call)
-        return use.turn
 
     def open_to(
         self, turn: Turn, usable: Sequence[Instance], books: Mapping[int, TurnsBook]
     ) -> list[Instance]:
-        """Return those of the usable workers that may take this request now; none before its turn."""
-        if self._queue.first() is not turn:
-            return []
+        """Return those of the usable workers that may take this request now; none before its turn.
+
+        A request that finds others waiting waits, too: perhaps it is the first of them.
+        """
+        queue = self.queue
+        if queue.waiting:
+            turn.join()
+            if queue.first() is not turn:
+                return []
         free_in_all = places_in_all = 0
-        found, is_newcomer = [], self._queue.is_newcomer(turn.name)
+        found = []
         for each in usable:
-            places, book = self._places(each), books[each.instance_id]
+            slots, book = each.card.get("request_slots"), books[each.instance_id]
+            if isinstance(slots, int) and slots > 0:
+                places = part_of_limit(slots, self._frontends)
+            else:
+                places = UNKNOWN_PLACES
             free = places - book.in_flight
             places_in_all += places
             if free > 0:
                 free_in_all += free
                 is_short = book.unbegun_tokens + turn.prompt_tokens <= UNBEGUN_TOKENS
-                if is_newcomer or is_short or book.unbegun_prompts < UNBEGUN_PROMPTS:
+                if is_short or book.unbegun_prompts < UNBEGUN_PROMPTS or queue.is_newcomer(turn.name):
                     found.append(each)
-        may_begin = self._queue.may_begin(turn.name, free_in_all, places_in_all, self.now_s())
+        if free_in_all > places_in_all * KEPT_PART:  # more than are ever kept for others
+            return found
+        may_begin = queue.may_begin(turn.name, free_in_all, places_in_all, self.now_s())
         return found if may_begin else []
 
     def wake_next(self) -> None:
         """Let the request whose turn it is try again."""
-        if self._queue.waiting and (turn := self._queue.first()):
+        if turn := self.queue.first():
             turn.wake()
 
     def of_keys(self) -> list[KeyTurns]:
         """Return what each key has here, the one with most work lately first."""
-        self._queue.forget(self.now_s())
-        return list(self._queue.turns(self.now_s()))
-
-    def _places(self, instance: Instance) -> int:
-        slots = instance.card.get("request_slots")
-        if not isinstance(slots, int) or slots < 1:
-            return UNKNOWN_PLACES
-        return part_of_limit(slots, self._frontends)
+        self.queue.forget(self.now_s())
+        return list(self.queue.turns(self.now_s()))
 
 
-class Turn:
-    """One request's turn: it waits, has a worker, and waits again when that worker died."""
+class Turn(Struct, eq=False):
+    """One request's turn, which is that of all its attempts: it waits where it must, and has a worker.
 
-    def __init__(self, turns: Turns, queue: FairQueue[Turn], use: KeyUse, call: Call) -> None:
-        self.name = use.holder.name
-        self.prompt_tokens = call.prompt_tokens
-        self._weight = use.holder.weight
-        self._turns = turns
-        self._queue = queue
-        self._is_stream = call.is_stream
-        self._is_waiting = False
-        self._counted = 0.0
-        self._unbegun_at: TurnsBook | None = None
-        self._is_woken = False
-        self._woken: asyncio.Future[None] | None = None
+    Where nobody waits and there is a place it never joins the queue. Who books with it leaves it in the end.
+    """
 
-    def __enter__(self) -> Turn:
-        """Wait behind the others of the same key."""
-        self._queue.join(self.name, self._weight, self, self._turns.now_s())
-        self._is_waiting = True
-        return self
+    name: str
+    weight: float
+    prompt_tokens: int
+    is_stream: bool
+    turns: Turns
+    is_waiting: bool = False
+    unbegun_at: TurnsBook | None = None
+    """The book of its worker until its first token is there, of a stream."""
+    counted_work: float = 0.0
+    is_woken: bool = False
+    woken: asyncio.Future[None] | None = None
 
-    def __exit__(self, *_: object) -> None:
-        """Wait no longer, if it does."""
-        if self._is_waiting:
-            self._is_waiting = False
-            self._queue.leave(self.name, self)
-            self._turns.wake_next()
+    def join(self) -> None:
+        """Wait behind the others of the same key, unless it does so."""
+        if not self.is_waiting:
+            self.is_waiting = True
+            self.turns.queue.join(self.name, self.weight, self, self.turns.now_s())
+
+    def leave(self) -> None:
+        """Wait no longer, without a worker."""
+        self.is_waiting = False
+        self.turns.queue.leave(self.name, self)
+        self.turns.wake_next()
 
     def is_first_of_key(self) -> bool:
         """Tell whether no request of the same key waits before it."""
-        return self._queue.first_of(self.name) is self
+        return self.turns.queue.first_of(self.name) is self
 
     async def wait(self, *, has_check: bool) -> None:
         """Wait until it may be its turn; a second at most where it is, or has something to check."""
-        if not self._is_woken:  # since it looked last
+        if not self.is_woken:  # since it looked last
             loop = asyncio.get_running_loop()
-            is_awake = has_check or self._queue.first() is self
-            self._woken = loop.create_future()
+            is_awake = has_check or self.turns.queue.first() is self
+            self.woken = loop.create_future()
             timer = loop.call_later(LOOK_S if is_awake else IDLE_LOOK_S, self.wake)
             try:
-                await self._woken
+                await self.woken
             finally:
                 timer.cancel()
-        self._is_woken = False
+        self.is_woken = False
 
     def wake(self) -> None:
-        self._is_woken = True
-        if self._woken and not self._woken.done():
-            self._woken.set_result(None)
+        self.is_woken = True
+        if self.woken and not self.woken.done():
+            self.woken.set_result(None)
 
     def begin(self, book: TurnsBook) -> None:
         """Note that it has a worker, by its book."""
-        self._is_waiting = False
-        self._counted += self._queue.begin(self.name, self, self.prompt_tokens, self._turns.now_s())
-        if self._is_stream:
-            self._unbegun_at = book
+        turns, queue = self.turns, self.turns.queue
+        self.is_waiting = False
+        self.counted_work += queue.begin(self.name, self.weight, self, self.prompt_tokens, turns.now_s())
+        if self.is_stream:
+            self.unbegun_at = book
             book.unbegun_prompts += 1
             book.unbegun_tokens += self.prompt_tokens
-        self._turns.wake_next()
+        if queue.waiting:
+            turns.wake_next()
 
     def begin_answer(self) -> None:
         """Note that its first token is there."""
-        if book := self._unbegun_at:
+        if book := self.unbegun_at:
             book.unbegun_prompts -= 1
             book.unbegun_tokens -= self.prompt_tokens
-            self._unbegun_at = None
-            self._turns.wake_next()
+            self.unbegun_at = None
+            if self.turns.queue.waiting:
+                self.turns.wake_next()
 
     def end(self) -> None:
         """Note that it has its worker no longer."""
-        if self._unbegun_at:
+        if self.unbegun_at:
             self.begin_answer()
-        self._queue.end(self.name, self._turns.now_s())
-        self._turns.wake_next()
+        queue = self.turns.queue
+        queue.end(self.name, self.turns.now_s())
+        if queue.waiting:
+            self.turns.wake_next()
 
     def settle(self, prompt_tokens: int, answer_tokens: int) -> None:
         """Count what was really computed for it."""
-        if not self._counted:
-            return  # it never had a worker
-        self._queue.correct(self.name, prompt_tokens, answer_tokens, self._counted, self._turns.now_s())
+        if counted := self.counted_work:  # else it never had a worker
+            self.turns.queue.correct(self.name, prompt_tokens, answer_tokens, counted)

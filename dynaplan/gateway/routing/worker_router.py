@@ -56,7 +56,7 @@ class Booking(BookEntry):
         if self._prefill_blocks:
             super().finish_prefill()
             self.inputs.bookings_changed()
-        if self.turn:
+        if self.turn and self.turn.unbegun_at:
             self.turn.begin_answer()
 
     def close(self) -> None:
@@ -147,8 +147,14 @@ class WorkerRouter:
         return sum(book.in_flight for book in self._books.values())
 
     def book_at_once(self, turn: Turn | None = None) -> Booking | None:
-        """Book the request at a worker that can take it now; None without one. Not in the mode ``kv``."""
-        return self._book_now(NO_BLOCKS, turn, may_wait=turn is None)
+        """Book the request at a worker that can take it now; None without one. Not in the mode ``kv``.
+
+        One with a ``turn`` that gets none waits from then on.
+        """
+        booking = self._book_now(NO_BLOCKS, turn, may_wait=turn is None)
+        if turn and not booking:
+            turn.join()
+        return booking
 
     async def book(
         self,
@@ -172,6 +178,8 @@ class WorkerRouter:
             booking = self._book_now(blocks, turn, may_wait=may_wait)
             if booking:
                 return booking
+            if turn:
+                turn.join()
             if may_wait and await self.places.wait(deadline_s, self._next_chance_s, check):
                 may_wait = False
                 continue
@@ -361,7 +369,7 @@ class WorkerRouter:
         if self._changed:
             self._changed.set_result(None)
             self._changed = None
-        if self.turns:
+        if self.turns and self.turns.queue.waiting:
             self.turns.wake_next()
         if self.places.waiting:
             self.places.wake()

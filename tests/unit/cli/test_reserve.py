@@ -118,14 +118,14 @@ async def test_the_gpus_that_nobody_has_reserved_must_do_for_a_decode_worker(fou
 
 async def test_the_command_waits_until_no_worker_holds_the_gpu(found: Any) -> None:
     found.document = with_planner_keys({}, {RESERVATIONS: ReservedGpus({0: Hold(), 1: Hold()}).to_text()})
-    await reserve.wait_until_free(found, [1], 0.0)
+    await reserve.wait_until_free(found, [1], 0.0, "hint")
     with pytest.raises(TemporaryError, match=r"not free within 0 s: dynamo_VllmWorker \(ready\)"):
-        await reserve.wait_until_free(found, [0, 1], 0.0)
+        await reserve.wait_until_free(found, [0, 1], 0.0, "hint")
 
 
 async def test_a_gpu_is_not_free_before_the_plugin_keeps_its_next_worker_off_it(found: Any) -> None:
     with pytest.raises(TemporaryError, match="has not read the reservation yet"):
-        await reserve.wait_until_free(found, [1], 0.0)
+        await reserve.wait_until_free(found, [1], 0.0, "hint")
 
 
 @pytest.mark.parametrize("is_reserved", [True, False])

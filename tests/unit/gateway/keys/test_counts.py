@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.gateway.keys.counts import KeyCounts, Used
+from dynaplan.gateway.keys.counts import KeyCounts
+from dynaplan.gateway.keys.limits import Used
 
 
 class Clock:

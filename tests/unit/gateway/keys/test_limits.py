@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.gateway.keys.limits import Window, rate_headers
+from dynaplan.gateway.keys.limits import Used, Window, rate_headers
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,12 @@ def test_after_the_wait_the_amount_is_within_the_limit(
 
 
 def test_the_headers_are_openais() -> None:
-    assert rate_headers("requests", Window(60, 12, 20, 30.0)) == {
+    used = Used(requests_now=11, requests_before=20)
+    assert rate_headers({"requests": 60, "tokens": 99}, used, 30.0, requests=1) == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "38",
         "x-ratelimit-reset-requests": "1m30s",
+        "x-ratelimit-limit-tokens": "99",
+        "x-ratelimit-remaining-tokens": "99",
+        "x-ratelimit-reset-tokens": "0s",
     }
-    assert rate_headers("tokens", Window(60, 0, 0, 30.0))["x-ratelimit-reset-tokens"] == "0s"

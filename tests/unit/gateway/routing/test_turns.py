@@ -14,7 +14,7 @@ from dynaplan.config.settings.keys import KeySettings
 from dynaplan.gateway.keys.counts import KeyCounts
 from dynaplan.gateway.keys.keyring import KeyHolder, KeyUse
 from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call
-from dynaplan.gateway.routing.turns import Turns
+from dynaplan.gateway.routing.turns import Turn, Turns
 from dynaplan.gateway.routing.worker_router import Booking, WorkerRouter
 from tests.fakes.polling import eventually
 from tests.unit.gateway.routing.test_worker_router import Instances, router, worker
@@ -51,8 +51,12 @@ class Box:
             self.tasks.append(asyncio.create_task(self._book(key, call, use)))
 
     async def _book(self, key: str, call: Call, use: KeyUse) -> None:
-        with self.turns.turn(use, call) as turn:
+        turn = use.turn = Turn(key, 1.0, call.prompt_tokens, call.is_stream, self.turns)
+        try:
             booking = await self.router.book(call, 0.0, turn=turn)
+        finally:
+            if turn.is_waiting:
+                turn.leave()
         self.begun.append(key)
         self.bookings.setdefault(key, []).append(booking)
 
@@ -146,9 +150,11 @@ async def test_without_a_worker_the_deadline_holds() -> None:
     turns = Turns(1)
     routed = router(Instances(), FrontendSettings(), turns=turns)
     call = Call(COMPLETIONS, b"", {}, "m", False, "", 1)
-    with turns.turn(KeyUse(holder("a"), call), call) as turn, pytest.raises(ApiError) as refusal:
+    turn = Turn("a", 1.0, 1, is_stream=False, turns=turns)
+    with pytest.raises(ApiError) as refusal:
         await routed.book(call, 0.0, turn=turn)
     assert refusal.value.status == 503
+    turn.leave()  # as who books with it does
     assert [each.waiting for each in turns.of_keys()] == [0]
 
 
@@ -158,8 +164,8 @@ async def test_what_was_computed_counts_in_the_place_of_what_was_expected() -> N
             key = f"k{answer_tokens}"
             call = Call(COMPLETIONS, b"", {}, "m", False, "", 10)
             use = KeyUse(here.holders.setdefault(key, holder(key)), call)
-            with here.turns.turn(use, call) as turn:
-                (await here.router.book(call, 0.0, turn=turn)).close()
+            use.turn = Turn(key, 1.0, 10, is_stream=False, turns=here.turns)
+            (await here.router.book(call, 0.0, turn=use.turn)).close()
             use.end(10, answer_tokens, is_error=False)
         work = {each.key: each.work for each in here.turns.of_keys()}
         assert work["k1000"] / sum(work.values()) == pytest.approx(2010 / 2040, rel=0.01)
