@@ -41,7 +41,7 @@ EXTENSIONS = frozenset(
 
 
 def scaling_prefix(namespace: str) -> str:
-    """Return the common prefix of the protocol's keys and of the extensions."""
+    """Return how the keys of the protocol (``.../planner/``) and of the extensions beside it begin."""
     return f"v1/{namespace}/planner"
 
 

@@ -70,7 +70,7 @@ def import_graph_module(name: str, working_dir: Path) -> ModuleType:
 
 
 def shipped_graphs() -> list[Path]:
-    """Return the folders of the package ``graphs``, in which the shipped graphs are."""
+    """Return the folders of the package ``graphs`` as installed, usually one; none where it is missing."""
     graphs = importlib.util.find_spec("graphs")
     return [Path(folder) for folder in (graphs.submodule_search_locations if graphs else None) or ()]
 

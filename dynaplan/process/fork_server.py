@@ -114,10 +114,11 @@ class ForkServer:
 def main(package: str, modules: str, supervisor_pid: str) -> int:
     """Import, and fork for the supervisor until that ends; in a forked process, run its module.
 
-    ``modules`` names the module with lists of others: ``FIRST``, before which nothing is forked; ``WITH``,
-    by a variable, before a process is forked for which that is not empty; and ``THEN``, for which it waits
-    until nothing is asked for. This process ends without an answer where it is not of the package in that
-    directory, or where an import has started a thread, which a fork loses.
+    ``package`` is the directory from which dynaplan must have been imported. ``modules`` names a module with
+    lists of modules to import: ``FIRST``, before any fork; ``WITH``, by an environment variable, before the
+    fork of a process in which it is not empty; ``THEN``, one at a time while no fork is asked for. Returns 0
+    when the supervisor ends; 1 for another directory, or when an import has started a thread, which a fork
+    loses.
     """
     import gc
     from importlib import import_module

@@ -58,7 +58,7 @@ class LogFile:
         return True
 
     async def watch(self, clock: Clock) -> None:
-        """Check every few seconds, for ever."""
+        """Turn the file over whenever it is full, looking every few seconds, for ever."""
         while True:
             await clock.sleep(CHECK_EVERY_S)
             self.turn_over_if_full()
