@@ -22,7 +22,7 @@ from aiohttp import web
 
 from dynaplan.http.limits import ConnectionLimits
 from dynaplan.http.messages import InvalidBody, Request, Response
-from dynaplan.http.server import HttpServer
+from dynaplan.http.server import ClientConnection, HttpServer
 
 MUTATIONS = 30_000 if os.environ.get("DYNAPLAN_TORTURE") else 100
 TURNS = 30
@@ -177,8 +177,7 @@ class Both:
     async def read(self, data: bytes, *, theirs: bool = False, size: int = 0) -> tuple[Seen, bytes]:
         """What reached the handler of these bytes, and what was answered; ``size`` bytes at once."""
         self._seen = []
-        (make,) = (self._theirs,) if theirs else (self._ours.limited._make,)
-        transport = MemoryTransport(make())
+        transport = MemoryTransport(self._theirs() if theirs else ClientConnection(self._ours))
         await asyncio.sleep(0)
         for at in range(0, len(data), size or len(data)):
             transport.receive(data[at : at + (size or len(data))])
