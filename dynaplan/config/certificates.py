@@ -10,7 +10,7 @@ from dynaplan.util.errors import ConfigError, DeploymentError
 
 
 def authorities(environ: Mapping[str, str]) -> ClientTls:
-    """Return what components of other hosts are verified by; raises ConfigError for an unusable file."""
+    """Return the authorities that verify other hosts' components; raises ConfigError for an unusable file."""
     try:
         return client_tls(TlsSettings.from_environment(environ).tls_ca or "")
     except UnusableTls as error:
@@ -20,9 +20,9 @@ def authorities(environ: Mapping[str, str]) -> ClientTls:
 
 
 def own_certificate(environ: Mapping[str, str]) -> ServerTls | None:
-    """Return what this process's ports for others speak; None for clear text.
+    """Return the certificate and key of this process's ports for other hosts; None for clear text.
 
-    Raises DeploymentError when the files cannot be used now.
+    Raises DeploymentError when the files cannot be used, ConfigError for one of the two without the other.
     """
     settings = TlsSettings.from_environment(environ)
     if not (settings.tls_cert and settings.tls_key):

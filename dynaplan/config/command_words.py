@@ -32,7 +32,7 @@ class Command(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All in which a port may stand."""
+        """Every text in which a port may stand: the words, and the variables' values."""
         return (*self.words, *self.environment.values())
 
 

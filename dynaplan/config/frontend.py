@@ -1,4 +1,4 @@
-"""The Frontend's settings, gathered from the sections that the original spreads them over.
+"""The Frontend's settings, gathered from the sections that Dynamo spreads them over.
 
 The deadline of queued prompts is one that a section sets, or else the target that the Planner plans for.
 """
@@ -84,7 +84,7 @@ decodes 13,400 tokens/s of an 8B model in FP8 at an ITL of 20 ms: two of them ke
 
 
 def frontends_for(gpus: int, cores: int | None = None) -> int:
-    """Return the number that ``auto`` means: at least one, and no more than half of the cores."""
+    """Return how many frontends ``auto`` means: by the GPUs, at least one, at most half of the cores."""
     wanted = -(-gpus // GPUS_OF_A_FRONTEND)
     return max(1, wanted if cores is None else min(wanted, cores // 2))
 
@@ -95,7 +95,7 @@ def read_settings(
     frontends: int = 1,
     planner: Mapping[str, Any] | None = None,
 ) -> FrontendSettings:
-    """The settings from these sections, the first the strongest, and the environment; ConfigError.
+    """Return the settings by these sections, the first the strongest, and the environment. ConfigError.
 
     ``planner`` is the Planner's section, which may know the deadline of queued prompts; without it the
     deadline is as a section says, or None. The limits of waiting requests and of bodies are those of all
@@ -133,7 +133,7 @@ def read_settings(
 def configured_deadline(
     config: Mapping[str, Mapping[str, Any]], planner: Mapping[str, Any]
 ) -> PrefillDeadline:
-    """Return the deadline that frontends of this configuration dispatch queued prompts by; ConfigError.
+    """Return the deadline by which frontends dispatch queued prompts; raises ConfigError.
 
     ``planner`` are the options of its Planner.
     """
@@ -149,7 +149,10 @@ def configured_disaggregation(config: Mapping[str, Mapping[str, Any]]) -> Disagg
 
 
 def routes_by_events(own: Mapping[str, Any]) -> bool:
-    """Tell a worker with this section whether frontends route by the KV blocks that engines say they hold."""
+    """Tell whether frontends route by engines' KV events; ``own`` is the asking worker's section.
+
+    The other sections are those of this process's ``ServiceConfig``.
+    """
     config = ServiceConfig.get_instance()
     sections = [(name, config.get_parsed_config(name)) for name in SECTIONS]
     settings = read_settings([*sections, ("this worker", own)], {})
@@ -217,7 +220,7 @@ def disaggregation_settings_of(
 
 
 def promised_times(planner: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the TTFT and ITL, in ms, that a Planner with these options promises; None for thresholds.
+    """Return a Planner's targets of TTFT and ITL, in ms; None when its policy does not plan for targets.
 
     Raises ConfigError.
     """

@@ -68,7 +68,7 @@ def served_models(config: Mapping[str, Mapping[str, Any]]) -> tuple[ServedModel,
 def planned_models(config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the options of each planner of a model, by the model's name.
 
-    What the section ``Planner`` says holds for all of them. Raises ConfigError.
+    Only models with a planner are in it; options of the section ``Planner`` hold for all. Raises ConfigError.
     """
     common = kebab_keys(config.get(PLANNER) or {})
     entries = config.get(MODELS) or {}
@@ -118,7 +118,7 @@ def prefill_components_of(entries: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _free_component(base: str, taken: set[str]) -> str:
-    """Return that name, or with a number where it is taken, and add it to those that are, in lower case."""
+    """Return ``base``, with a number if it is taken, and add it in lower case to ``taken``."""
     component, number = base, 2
     while component.lower() in taken:
         component, number = f"{base}-{number}", number + 1
@@ -178,7 +178,7 @@ def _reaches(key: str, engine: str) -> bool:
 
 
 def _started_by(command: Any, where: str) -> dict[str, str]:
-    """Return the engine and the model that a command starts; of one that is not known only that it is one."""
+    """Return the ``engine`` and ``model`` that a command starts; engine ``command`` if not recognised."""
     found = recognise(read_command(command, where).words)
     return {"engine": found.engine, "model": found.model} if found else {"engine": COMMAND}
 
@@ -236,7 +236,7 @@ def _check_resources(where: str, entry: Mapping[str, Any]) -> None:
 
 
 def _check_prefill(name: str, given: Any) -> None:
-    """Raise ConfigError for options of prefill workers that are none, or that are the whole model's."""
+    """Raise ConfigError unless ``given`` maps options that prefill workers may have apart from the model."""
     where = f"{MODELS}.{name}.{PREFILL}"
     if not isinstance(given, Mapping):
         raise ConfigError(
@@ -254,7 +254,7 @@ def _check_prefill(name: str, given: Any) -> None:
 
 
 def _check_slips(name: str, entry: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a key that looks like a slip of one of ours: an engine would get it as a flag."""
+    """Raise ConfigError for a key much like one of ours: a misspelt one would reach the engine as a flag."""
     ours = {*_ON_DEMAND, *_NOT_WORKER_OPTIONS}
     for key in entry:
         known = kebab(str(key))
@@ -308,7 +308,7 @@ def _on_demand(
 def _prefill_settings(
     name: str, entry: Mapping[str, Any], model: OnDemandSettings, planned: Mapping[str, Any]
 ) -> OnDemandSettings:
-    """Return the model's settings with those of its prefill workers; without a planner they are one."""
+    """Return the settings of a model's prefill workers: the model's, where they have none of their own."""
     given = {key: value for key, value in kebab_keys(entry[PREFILL]).items() if key in PREFILL_POOL_OPTIONS}
     own = OnDemandSettings.from_options(given, {key: f"{MODELS}.{name}.{PREFILL}.{key}" for key in given})
     return replace(

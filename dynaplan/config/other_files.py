@@ -31,14 +31,17 @@ MODELS_AS_LIST = ("a configuration of llama_cpp.server, whose models are a list"
 
 
 def recognise_file(keys: Collection[str], lists: Collection[str]) -> tuple[str, str] | None:
-    """Return what a file with these keys at the top is, and what to do; ``lists``: those of lists."""
+    """Return what another tool's file with these top-level keys is, and what to do; None if not known.
+
+    ``lists`` are the keys whose values are lists.
+    """
     if "models" in lists:
         return MODELS_AS_LIST
     return next(((what, advice) for known, what, advice in KNOWN if known <= set(keys)), None)
 
 
 def recognise_name(name: str) -> tuple[str, str] | None:
-    """Return what a file of that name is, and what to do; None for a name that says nothing."""
+    """Return what another tool's file of that name is, and what to do; None if not known."""
     if name.rpartition("/")[2].startswith("Modelfile"):
         return (
             "a Modelfile of Ollama",

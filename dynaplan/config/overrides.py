@@ -34,7 +34,7 @@ Sections = dict[str, dict[str, Any]]
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(the overrides, the other arguments), each in its order.
+    """Return the overrides, and the other arguments, each in their order; ConfigError without a value.
 
     An override is written ``--Service.key=value``, ``--Service.key value`` or ``--Service.key = value``; the
     first part of the answer has them all in the first spelling. Nothing after ``--`` is one.
@@ -129,7 +129,7 @@ def sections_of(arguments: Sequence[str], known: Sequence[str]) -> Sections:
 
 
 def _value_after(token: str, waiting: list[str]) -> str:
-    """Take the value of ``--Service.key`` from the arguments that follow it."""
+    """Remove the value of ``token`` from the ``waiting`` arguments and return it; raises ConfigError."""
     if waiting and waiting[0] == "=":
         waiting.pop(0)
     elif waiting and waiting[0].startswith("="):

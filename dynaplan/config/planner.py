@@ -72,7 +72,7 @@ CONCURRENT_PREFILLS = "max-concurrent-prefills"
 def settings_of(options: Mapping[str, Any]) -> PlannerSettings:
     """The settings of a Planner section; raises ConfigError for a wrong one.
 
-    A section written for a cluster means this box when ``serve`` runs it.
+    ``environment: kubernetes`` is read as ``local``, so that ``serve`` plans for this box.
     """
     known = dict(options)
     if known.get("environment") == "kubernetes":
@@ -211,7 +211,7 @@ def with_worker_sizes(given: Mapping[str, Any], config: Mapping[str, Mapping[str
 
 
 def _worker_options(section: Mapping[str, Any], role: str) -> dict[str, Any]:
-    """The planner's options that say what a worker's section of this role says."""
+    """The sizes in a worker's section, under the names that the planner's options have for that role."""
     if not section:
         return {}
     sizes: dict[str, Any] = engine_sizes(section)

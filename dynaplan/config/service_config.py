@@ -34,7 +34,10 @@ class ServiceConfig(dict[str, dict[str, Any]]):
 
     @classmethod
     def get_instance(cls) -> ServiceConfig:
-        """The configuration of this process, read from the environment once; empty when there is none."""
+        """The configuration of this process, read from the environment once; empty when there is none.
+
+        Raises ConfigError.
+        """
         if cls._instance is None:
             cls._instance = cls.from_text(os.environ.get(CONFIG_VARIABLE, ""))
         return cls._instance
@@ -69,7 +72,7 @@ class ServiceConfig(dict[str, dict[str, Any]]):
         return _parsed(self, service_name)
 
     def as_args(self, service_name: str, prefix: str = "") -> list[str]:
-        """The options of a service as command-line tokens; a prefix chooses and is cut off."""
+        """The service's options that begin with the prefix, as command-line tokens without it."""
         arguments: list[str] = []
         for key, value in self.get_parsed_config(service_name).items():
             if key.startswith(prefix):
@@ -83,13 +86,13 @@ def section_options(config: Mapping[str, Mapping[str, Any]], service_name: str) 
 
 
 def served_model_name(config: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the Frontend's name for the model, for workers without one of their own; it is Common's, too."""
+    """Return the model name that ``Frontend``, or else ``Common``, sets for all workers; empty for none."""
     sections = (section_options(config, name) for name in ("Frontend", COMMON))
     return next((str(each["served-model-name"]) for each in sections if each.get("served-model-name")), "")
 
 
 def common_values(config: Mapping[str, Mapping[str, Any]], section: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a section's ``common-configs`` takes from ``Common``, its own keys apart."""
+    """The values that a section's ``common-configs`` takes from ``Common``; its own keys are left out."""
     own = {kebab(key) for key in section}
     common = {kebab(key): (key, value) for key, value in config.get(COMMON, {}).items()}
     wanted = (kebab(key) for key in names_of_common(section) if kebab(key) not in own)

@@ -217,7 +217,7 @@ OWN_OPTIONS = frozenset(
 
 
 def engine_names(engine: str) -> dict[str, tuple[str, ...]]:
-    """Options that this engine has under names of its own, and these."""
+    """Map each option that this engine has under other names to those names."""
     return {name: each.names[engine] for name, each in WORKER.items() if engine in each.names}
 
 

@@ -116,7 +116,7 @@ def read_sections(text: str, source: str) -> Sections:
 
 
 def _check(node: yaml.Node | None, source: str) -> None:
-    """A mapping of mappings, every key text, none twice."""
+    """Raise ConfigError unless it is a mapping of mappings, every key text, none twice."""
     import yaml
 
     if node is None:
@@ -176,7 +176,7 @@ def refuse_second_keys(node: yaml.MappingNode, source: str) -> None:
 
 
 def _check_value(node: yaml.Node, source: str) -> None:
-    """Refuse what JSON cannot hand to a process, at any depth: a date, for one."""
+    """Raise ConfigError for a value that JSON cannot express, at any depth, such as a date."""
     import yaml
 
     kind = node.tag.rpartition(":")[2]

@@ -101,7 +101,7 @@ class Option(NamedTuple):
 
     @property
     def has_effect(self) -> bool:
-        """True unless it is only taken because the original had it."""
+        """False for an option that is accepted, because Dynamo has it, and ignored."""
         return not self.about.startswith(NO_EFFECT)
 
     @property

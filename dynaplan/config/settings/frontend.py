@@ -107,7 +107,7 @@ class DisaggregationSettings(Settings):
         """Tokens of the longest prompt that the decode worker computes itself, with ``is_conditional``.
 
         By deadline none: a planner for targets counts every prompt for the prefill workers, and so it has
-        them. In the order of arrival the default is the original's.
+        them. In the order of arrival the default is Dynamo's.
         """
         if self.max_local_prefill_length_tokens is not None:
             return self.max_local_prefill_length_tokens
@@ -118,8 +118,7 @@ class DisaggregationSettings(Settings):
         """Queued prompts from which on the decode worker computes prompts itself; infinite without a limit.
 
         A burst at one decode worker delays every token there. By deadline, prompts that are in time do not
-        wait for the others, so that nothing is gained by it; in the order of arrival the default is the
-        original's.
+        wait for the others, so that nothing is gained by it; in the order of arrival the default is Dynamo's.
         """
         if self.max_prefill_queue_size is not None:
             return self.max_prefill_queue_size

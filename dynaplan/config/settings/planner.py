@@ -24,7 +24,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class SlaSettings(Settings):
-    """Every option of sizing for targets, by the original's names and defaults, and a few of our own."""
+    """Every option of sizing for targets, by Dynamo's names and defaults, and a few of our own."""
 
     SECTION: ClassVar[str] = "Planner"
 
@@ -59,7 +59,7 @@ class SlaSettings(Settings):
 
     @property
     def tuned(self) -> dict[str, str | int]:
-        """The settings of running workers that the planner sets, by option, as they are asked for."""
+        """The options of running workers that the planner is to change, with their values."""
         asked = {
             "max-running-requests": self.max_running_requests,
             "max-local-prefill-length": self.max_local_prefill_length,
@@ -119,7 +119,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class ForecastSettings(Settings):
-    """Every option of forecasting, by the original's names.
+    """Every option of forecasting, by Dynamo's names.
 
     The variances of the Kalman filter are per interval, in the square of the curve's unit (of its logarithm
     with ``load_predictor_log1p``).
@@ -170,7 +170,7 @@ POLICIES = ("load", "sla", "both")
 
 
 def _of_workers(about: str, role: str, same_as: str, shown: str = AS_THE_GRAPH) -> Any:
-    """Declare a size of a role's workers, which an option of theirs says, too."""
+    """Declare a planner's option for a size that workers of the role have as their option ``same_as``."""
     return option(None, about, minimum=1, default_text=shown, same_as=(role, same_as))
 
 
@@ -350,6 +350,6 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
 
 
 def worker_sizes(role: str) -> Mapping[str, str]:
-    """Options of a role's workers (``decode``, ``prefill``) -> the planner's fields that say the same."""
+    """Map options of a role's workers (``decode``, ``prefill``) to the planner's fields for the same."""
     same = ((each.metadata["option"].same_as, each.name) for each in fields(PlannerSettings))
     return {other[1]: name for other, name in same if other and other[0] == role}

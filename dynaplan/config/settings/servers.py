@@ -167,7 +167,7 @@ def lease_ttl_s(environ: Mapping[str, str]) -> int:
 
 
 def has_store_address(environ: Mapping[str, str]) -> bool:
-    """Tell whether the environment says where the chosen store is; raises ConfigError for no store."""
+    """Tell whether the chosen store's address is set; raises ConfigError for an unknown store."""
     return bool(environ.get(PLACES.get(store_backend(environ), "")))
 
 
@@ -182,7 +182,7 @@ def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def server_addresses(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the store's name, and where it and the NATS server are, if there is one."""
+    """Return the store's name as ``store``, and by name the addresses of it and of NATS that are set."""
     backend = store_backend(environ)
     found = {name: environ.get(PLACES[name], "") for name in (backend, NATS)}
     return {"store": backend, **{name: place for name, place in found.items() if place}}
@@ -214,7 +214,7 @@ _DYNAMO = "dynamo"
 def is_nats_wanted(environ: Mapping[str, str]) -> bool:
     """Tell whether a NATS server is to run for the events of a graph's own services.
 
-    Raises ConfigError for anything that the environment says wrongly of events.
+    Raises ConfigError for any invalid variable about events.
     """
     max_age_s(environ)
     is_original(environ)
@@ -240,7 +240,7 @@ def max_age_s(environ: Mapping[str, str]) -> float:
 
 
 def is_original(environ: Mapping[str, str]) -> bool:
-    """Tell whether events have the original's subjects and forms; raises ConfigError for an unknown word."""
+    """Tell whether events have Dynamo's subjects and forms; raises ConfigError for an unknown value."""
     text = environ.get(COMPAT_VARIABLE, "").strip()
     if text.lower() not in ("", _DYNAMO):
         raise ConfigError(f"{COMPAT_VARIABLE} is {text!r}", hint=f"Expected {_DYNAMO}, or nothing.")

@@ -35,8 +35,8 @@ class WorkerSettings(ProcessSettings):
     """Options of a worker that dynaplan itself reads, whatever the engine.
 
     ``max_concurrent_prefills``: prefill is bound by computation, so batching short prompts is all there is to
-    gain: four keep the engine from idling between two. What one worker takes, one that was just added can no
-    longer relieve it of.
+    gain: four keep the engine from idling between two. A prompt that a worker has taken cannot move to one
+    that is added later.
     """
 
     engine: str = option(
@@ -246,7 +246,7 @@ class SimOptions(EngineOptions, SimulationOptions):
 
 
 def engine_of(options: Mapping[str, Any]) -> str:
-    """The engine that a worker's options choose; they are in kebab-case."""
+    """The engine that a worker's options choose, keys in kebab-case; without one the simulated engine."""
     return str(options.get("engine") or WorkerSettings.engine)
 
 
