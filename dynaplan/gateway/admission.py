@@ -102,7 +102,7 @@ class WaitingRoom:
         self.by_key: Counter[str] = Counter()
 
     def check(self, holder: KeyHolder | None = None) -> None:
-        """Raise ApiError (429) when as many requests wait as may, unless few of them are its key's."""
+        """Raise ApiError (429) when the room is full; a key with less than its share still passes."""
         if self.waiting >= self._max_waiting and not (holder and self._has_share_left(holder.name)):
             raise ApiError(
                 429,
@@ -114,12 +114,12 @@ class WaitingRoom:
             )
 
     def enter(self, holder: KeyHolder | None = None) -> Place:
-        """Return a place in the room, to be left when the answer begins or the request ends."""
+        """Return a place, to be left when the answer begins or the request ends; raises ApiError (429)."""
         self.check(holder)
         return Place(self, holder.name if holder else "")
 
     def _has_share_left(self, key: str) -> bool:
-        """Tell whether a key has less than an equal part of the room: then even a full one lets it in.
+        """Tell whether a key has less than an equal part of the room: then even a full room lets it in.
 
         So a room never holds more than twice as many as may wait.
         """
@@ -153,13 +153,13 @@ class ApiKey:
         self._expected = [key.encode() for key in keys if key]
 
     def check(self, headers: HeaderLookup) -> None:
-        """Raise ApiError (401) unless it is in the headers: one for a missing and one for a wrong key."""
+        """Raise ApiError (401) for headers without a key, or with a wrong one."""
         if self._expected and not self.is_one(sent_key(headers, _OWN_KEY)):
             wrong = "The API key is not the one that this service was started with"
             raise unauthorized(wrong, "invalid_api_key", _OWN_KEY)
 
     def is_one(self, given: bytes) -> bool:
-        """Tell whether that is one of the keys.
+        """Tell whether the given bytes are one of the keys.
 
         The comparison takes the same time wherever the first difference lies, so that response times do not
         tell how much of a guessed key is right.

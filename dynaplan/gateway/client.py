@@ -19,7 +19,7 @@ WholeAnswer = Response
 
 
 class Client:
-    """One request of a client, and its answer: either ``start_stream`` and ``write``, or a whole one.
+    """One request of a client, and its answer: a stream (``start_stream``, ``write``), or one whole answer.
 
     A client that leaves cancels the task of its request, or raises ConnectionError in what sends to it.
     """

@@ -94,7 +94,7 @@ class PassingTokens:
         self._head, self._tail = _NO_FRAME
 
     def count(self, events: bytes) -> int:
-        """Return the same as ``count_tokens``; -1 when ``find_failure`` may find anything in these events."""
+        """Return the number of tokens, as ``count_tokens`` does; -1 when the events may report a failure."""
         head, tail = self._head, self._tail
         if (
             events.startswith(head)
@@ -133,7 +133,7 @@ def _frames(events: bytes) -> set[int]:
 
 
 def as_stream(body: bytes) -> bytes:
-    """Return the stream that says what a whole answer says; one of another form is its only event."""
+    """Return a whole answer as a stream: one event, its choices as those of a stream, and the end mark."""
     try:
         document = json.loads(body)
         for choice in document["choices"]:
@@ -216,7 +216,7 @@ class Failure:
         return 400 <= self.status < 500
 
     def to_api_error(self) -> ApiError:
-        """Return the failure as an answer of its own, while nothing has been sent to the client yet."""
+        """Return the error to answer with when nothing has been sent to the client yet."""
         error = self.error or {}
         if not self.is_clients_fault:
             return worker_failed(self.message)
@@ -266,7 +266,7 @@ _MARK = re.compile(
 
 
 def corrected_error(api: EngineApi, body: bytes) -> ApiError | None:
-    """Return what to answer in place of an engine's error of status 5xx; None where that is passed on."""
+    """Return the error to answer in place of an engine's 5xx; None when the engine's own is passed on."""
     if not api.errors:
         return None
     try:
@@ -282,7 +282,7 @@ def corrected_error(api: EngineApi, body: bytes) -> ApiError | None:
 
 
 def rewrite_context_error(status: int, body: bytes) -> bytes:
-    """Return the body of an engine's answer; of an error 400 over the context's length, OpenAI's error."""
+    """Return the body of an engine's answer, or OpenAI's error for a 400 over the context's length."""
     if status != 400 or not _MARK.search(body):
         return body
     try:

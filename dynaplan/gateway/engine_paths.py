@@ -99,12 +99,12 @@ class EnginePathProxy:
         return self._path.models
 
     def takes(self, path: str, *, is_slip: bool) -> bool:
-        """Tell whether a path that is not known here may be an engine's; a slip is much like a known one."""
+        """Tell whether an unknown path may be an engine's; ``is_slip``: it resembles a known path."""
         has_engine = any(each.engine_url for each in self._models.instances)
         return (has_engine or self._models.are_on_demand) and (path in OWN_PATHS or not is_slip)
 
     async def answer(self, request: Request) -> Response | None:
-        """Answer a path of an engine's own, at the top: of the model that it names, or of the only one."""
+        """Pass on a request for an engine's own path, to the model that it names, or to the only one."""
         self._path.admission.check_admin(request.headers, request.path)
         with self._path.bodies.body() as share:
             body = await self._body(request, share)

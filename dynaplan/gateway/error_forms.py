@@ -55,7 +55,7 @@ def as_event(path: str, body: bytes) -> bytes:
 
 
 def translated(path: str, status: int, body: bytes) -> bytes:
-    """Return the body of an engine's error in the form of the path; as it stands where it has that form."""
+    """Return an engine's error in the form of the path; OpenAI's form stays, but on Anthropic's paths."""
     if not _is_anthropic(path) and has_openai_form(body):
         return body
     return _written(path, status, {"message": message_of(body)})

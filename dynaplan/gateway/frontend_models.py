@@ -142,7 +142,7 @@ class FrontendModel:
         return self.sent_name(asked) != asked or self.filters is not NO_FILTERS
 
     def changed(self, document: Mapping[str, Any], *, is_computed: bool = True) -> dict[str, Any]:
-        """Return a request's body as its workers get it: filtered, if a model computes for it."""
+        """Return a request's body as the workers get it; filters apply only if a model computes for it."""
         filtered = self.filters.apply(document) if is_computed else document
         kept = {name: value for name, value in filtered.items() if name != ENGINES_SLOT}
         return {**kept, "model": self.sent_name(str(document.get("model") or ""))}
@@ -168,7 +168,7 @@ class FrontendModels:
 
     @property
     def routes_to(self) -> str:
-        """The component whose workers get requests, as a frontend's card says it."""
+        """The component whose workers get requests, as the frontend registers it: one, or every component."""
         return EVERY_COMPONENT if self.are_on_demand else self.all[0].settings.decode_component
 
     @property
@@ -204,7 +204,7 @@ class FrontendModels:
         )
 
     def _find_tagged(self, name: str) -> FrontendModel | None:
-        """Return the model of that name with ``:latest`` or without, as Ollama's clients have it."""
+        """Return the model of that name with Ollama's ``:latest`` added or removed; None if unknown."""
         other = name.removesuffix(LATEST) if name.endswith(LATEST) else f"{name}{LATEST}"
         return next((each for each in self.all if other in each.names), None)
 
@@ -213,7 +213,7 @@ class FrontendModels:
         return {name for each in self.all for name in each.names}
 
     def usable_by(self, holder: KeyHolder | None) -> list[FrontendModel]:
-        """Return the models that the holder of a key may use; all of them where there are no several keys."""
+        """Return the models that the holder of a key may use; all models for None."""
         return [each for each in self.all if holder is None or holder.may_use(each.names)]
 
     def documents(
@@ -236,11 +236,11 @@ class FrontendModels:
         ]
 
     def stop_routing_to(self, instance_id: int) -> int:
-        """Stop choosing this instance; return the number of requests in flight there."""
+        """Stop choosing this instance; return the number of this frontend's requests in flight there."""
         return sum(each.router.stop_routing_to(instance_id) for each in self.all)
 
     def in_flight_at(self, instance_id: int) -> int:
-        """Return the number of requests in flight at this instance."""
+        """Return the number of this frontend's requests in flight at this instance."""
         return sum(each.router.in_flight_at(instance_id) for each in self.all)
 
     @property
@@ -256,7 +256,7 @@ class FrontendModels:
                 each.router.wake_waiting()
 
     def follow_running_limits(self, prefix: str, keys: Mapping[str, str]) -> None:
-        """Take over what planners publish: below the prefix the limit of each component."""
+        """Apply the limits of running requests that planners publish; a key is the prefix and a component."""
         for each in self.all:
             each.router.places.follow(keys.get(prefix + each.component, ""))
 

@@ -59,7 +59,10 @@ class KeptSlot:
         self._write_head()
 
     def received(self, data: bytes, *, is_answer_sent: bool) -> None:
-        """Keep bytes of a request, as long as nothing of its answer was sent, and all of the one before."""
+        """Keep bytes of a request, until its answer begins.
+
+        ``is_answer_sent``: the answer before it is sent whole; otherwise the bytes are not kept.
+        """
         if self._state == LOST:
             return
         if self._state == BEGUN or self._is_mixed or not is_answer_sent:
@@ -75,7 +78,7 @@ class KeptSlot:
         self._write_head()
 
     def begin_answer(self, last_words: bytes = b"") -> None:
-        """Note that bytes of the answer are sent from now on; ``last_words`` end it, should nobody else."""
+        """Note that the answer's bytes follow. If this process dies, the keeper ends it by ``last_words``."""
         self._state = BEGUN
         words = last_words if len(last_words) <= MOST_LAST_WORDS_BYTES else b""
         at = self._at + LAST_WORDS_AT
@@ -122,7 +125,7 @@ class KeptConnections:
         self._retry_at_s = 0.0
 
     def keep(self, descriptor: int) -> KeptSlot | None:
-        """Give the keeper a copy of the connection; None where it is not kept."""
+        """Give the keeper a copy of the connection; return its slot, None when it is not kept."""
         if self._channel is None:
             self._connect()
         if self._channel is None or self._memory is None or not self._free:
@@ -167,7 +170,7 @@ class KeptConnections:
         self._free = list(reversed(range(SLOTS)))
 
     def _send(self, message: bytes, descriptor: int | None = None) -> bool:
-        """Send a message; without room for it nothing is kept any more, until the next connection."""
+        """Tell whether the keeper took the message; if not, all is given up until the next ``keep``."""
         if self._channel is None:
             return False
         files = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _packed(descriptor))]
@@ -180,7 +183,7 @@ class KeptConnections:
         return True
 
     def _give_up(self) -> None:
-        """Leave nothing to the keeper, which closes its copies: this process lives."""
+        """Close the channel to the keeper, which then closes its copies; this process goes on serving."""
         channel, self._channel, self._memory, self._free = self._channel, None, None, []
         if channel is not None:
             channel.close()

@@ -54,7 +54,7 @@ _NOTHING_TOLD = _State([], -1, -1)
 
 
 class LlamaSwapApi:
-    """Answers these paths. ``log_dir`` is None where the logs of this deployment are nowhere."""
+    """Answers llama-swap's own paths. ``log_dir`` is None when the deployment keeps no logs."""
 
     def __init__(self, path: RequestPath, namespace: str, log_dir: Path | None) -> None:
         self._path = path
@@ -86,7 +86,7 @@ class LlamaSwapApi:
             logs.close()
 
     async def events(self, request: Request) -> None:
-        """Send what is, and each change of it, until the client leaves."""
+        """Send models, requests and logs as they are, and then each change, until the client leaves."""
         connection = request.connection
         logs = {name: self._logs(name) for name in (PROXY, UPSTREAM)}
         try:
@@ -176,7 +176,7 @@ class _Logs:
             each.close()
 
     def _open(self) -> list[LogTail]:
-        """Open what is new; return it."""
+        """Open the log files that have appeared; return their tails."""
         found = []
         for path in sorted(self._log_dir.glob("*.log")) if self._log_dir else ():
             name = path.stem.rstrip("0123456789").removesuffix("_")

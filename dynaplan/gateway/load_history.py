@@ -81,7 +81,7 @@ class LoadHistory:
         self._steps: deque[tuple[float, float, LoadCounts]] = deque()
 
     def update(self) -> None:
-        """End the step, if it has lasted long enough: until ``due_s``."""
+        """End the current step if ``due_s`` is reached, and drop steps older than ``KEPT_S``."""
         now_s = self._now_s()
         if now_s < self.due_s:
             return

@@ -180,7 +180,7 @@ class RequestRecord:
             self._of_model.queued -= 1
 
     def observe(self, tokens: int) -> int:
-        """Observe TTFT or ITL for so many tokens of a stream that are being passed on; return their sum.
+        """Observe TTFT or ITL for the stream's next tokens; return the number that it has brought so far.
 
         An engine may send several tokens at once: the time since the previous ones is spread over them
         evenly.

@@ -63,7 +63,7 @@ class MigratableStream:
             self._partial.close()
 
     async def write(self, events: bytes) -> bytes:
-        """Forward complete events to the client; return the bytes sent, which after a migration differ."""
+        """Send whole events to the client, and keep them; return what was sent: other bytes once spliced."""
         if self._splice:
             events = self._splice.splice(events)
         self.keep(events)
@@ -73,11 +73,14 @@ class MigratableStream:
 
     @property
     def is_spliced(self) -> bool:
-        """True when ``write`` changes events; else they may be sent to the client unchanged, and ``keep``."""
+        """True when ``write`` changes events.
+
+        When False, the caller may send them to the client itself, and then passes them to ``keep``.
+        """
         return self._splice is not None
 
     def is_complete(self) -> bool:
-        """Return True when nothing but the mark of its end is missing."""
+        """Tell whether only the mark of the end is missing; False for a stream that keeps nothing."""
         return self._partial is not None and is_complete(self.asked, self._partial)
 
     def find_obstacle(self, tokens: int, api: EngineApi) -> str:
@@ -89,7 +92,7 @@ class MigratableStream:
         return find_obstacle(self.asked, self._partial, tokens, api)
 
     def migrate(self, tokens: int, api: EngineApi) -> Call:
-        """Return the request for the rest of the answer, whose events are written as this stream's."""
+        """Return the request for the rest of the answer; from now on ``write`` is given its events."""
         assert self._partial is not None
         rest = make_continuation(self.asked, self._partial.text(), tokens, api)
         self._splice = Splice(self._partial, rest)
@@ -168,7 +171,7 @@ class UnreadPages:
         self._left = MAX_PAGES
 
     def take(self) -> bool:
-        """Take a page; tell whether there was one."""
+        """Take a page of the budget; False when none is left."""
         if self._left:
             self._left -= 1
             return True
@@ -267,7 +270,7 @@ class PartialAnswer:
                 self._frame = _Frame.around(text, line)
 
     def _read_choice(self, choice: dict[str, Any]) -> str:
-        """Take one choice of an event over; return its text."""
+        """Add one choice of an event to the answer so far; return its text."""
         delta = choice.get("delta")
         part = delta if isinstance(delta, dict) else choice
         if odd := [name for name in _OTHER_PARTS if part.get(name)]:
@@ -358,7 +361,7 @@ def find_obstacle(call: Call, partial: PartialAnswer, tokens: int, api: EngineAp
 
 
 def make_continuation(call: Call, text: str, tokens: int, api: EngineApi) -> Continuation:
-    """Ask for what follows ``text``, the answer of ``tokens`` that the client has got."""
+    """Return the request for what follows ``text``, the ``tokens`` of the answer that the client has got."""
     sent = text.rstrip()
     held = text[len(sent) :]
     tokens = tokens if sent else 0
@@ -429,7 +432,7 @@ def _find_obstacle_in_request(call: Call, document: Mapping[str, Any], api: Engi
 
 
 def _find_binding_field(document: Mapping[str, Any]) -> str:
-    """Return the field that binds the answer's form as a whole, or none."""
+    """Return the name of a field that binds the form of the whole answer; empty when there is none."""
     form = document.get("response_format")
     if isinstance(form, dict) and form.get("type") != "text":
         return "response_format"
@@ -507,7 +510,7 @@ class Splice:
         return is_passed_on or bool(choice.get("finish_reason"))
 
     def _cut_token(self, part: dict[str, Any], name: str) -> bool:
-        """Cut from a token's text what the client has, or all when it has had its tokens."""
+        """Cut from a token's text what the client has, all at its limit; False when nothing is to be sent."""
         if self._held:
             part[name] = self._cut_white_space(part[name])
             if not part[name]:

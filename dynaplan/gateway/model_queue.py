@@ -109,7 +109,7 @@ class ModelQueue(FleetStatus):
         return max(0.0, self._unix_s() - (asyncio.get_running_loop().time() - loop_s))
 
     def keep_alive(self, asked_s: float) -> None:
-        """Have the model leave so long after its last use as a request asks, if its ``ttl`` is longer."""
+        """Have the model unloaded ``asked_s`` after its last use, if its ``ttl`` would keep it longer."""
         self._keep_alive_s = asked_s if asked_s < (self._settings.ttl_s or math.inf) else None
         self.changed()
 
@@ -144,7 +144,7 @@ class ModelQueue(FleetStatus):
     def _waits(self, *, is_first: bool) -> Iterator[float]:
         """Count a request as waiting; yields its arrival on the loop's clock. Raises ApiError (429).
 
-        A full queue lets the first of a key in all the same.
+        ``is_first``: no other request of its key waits, and even a full queue lets it in.
         """
         if len(self._waiting) >= self._settings.max_queue and not is_first:
             raise ApiError(
@@ -167,7 +167,7 @@ class ModelQueue(FleetStatus):
     def raise_if_refused(self, arrived_s: float, *, has_turn: bool = False) -> None:
         """Raise ApiError if a request that arrived then, on the loop's clock, is refused or has timed out.
 
-        Who ``has_turn``, beside other keys, waits for it as long as the model is loaded.
+        One that waits for its turn among keys (``has_turn``) does not time out while the model is loaded.
         """
         if self._is_removed:
             raise refused(404, f"{self._model.name} is not in the configuration any more", 0.0)
@@ -192,7 +192,7 @@ class ModelQueue(FleetStatus):
         return f". Its last lines:\n{lines}" if lines else ""
 
     def words(self) -> str:
-        """Return what is known of the load, for a client that waits."""
+        """Return a sentence on how the load goes, for a client that waits."""
         name, report = self._model.name, self.report
         if report and report.state == ModelState.READY.value and self._settings.concurrency_limit:
             return f"waiting for {name}, which answers others first (concurrency-limit)"
@@ -232,7 +232,7 @@ class LoadProgress:
 
 
 def refused(status: int, why: str, retry_after_s: float) -> ApiError:
-    """Make the error of a request that the models' owner refuses."""
+    """Return the error of a request that the fleet plugin refuses: its model is not loaded, or pinned."""
     is_conflict = status == 409
     return ApiError(
         status,
@@ -273,7 +273,7 @@ class DemandPublisher:
             await asyncio.sleep(timing.DEMAND_DEBOUNCE_S)
 
     async def publish(self) -> None:
-        """Write the demand as it is now, unless it was just written: a restarted store has lost it."""
+        """Write the demand to the store, unless the same was written in the last ``DEMAND_REWRITE_S``."""
         self._changed.clear()
         runtime = self._runtime
         if not runtime.instance_id:

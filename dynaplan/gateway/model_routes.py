@@ -99,7 +99,7 @@ class ModelRoutes:
         return found
 
     def find(self, request: Request) -> Handler | None:
-        """Return what answers the request; None where it is for none of these paths."""
+        """Return the handler of the request; None when its path is not about models."""
         found = self._handlers.get((request.method, request.path))
         if found:
             return found
@@ -279,7 +279,7 @@ class ModelRoutes:
         return self._models.usable_by(self._path.admission.check_key(request.headers))
 
     async def _document(self, request: Request) -> dict[str, Any]:
-        """Read a body that names a model, and is short for that; raises ApiError for a longer one."""
+        """Read a short JSON body that names a model; raises ApiError for one that is too long or invalid."""
         with self._path.bodies.body() as share:
             body = await self._body(request, share)
         if len(body) > MAX_INLINE_PARSE_BYTES:
@@ -294,7 +294,7 @@ class ModelRoutes:
         )
 
     async def _put_away(self, model: FrontendModel) -> None:
-        """Write the order to unload the model. What its owner has pinned is not a client's to move."""
+        """Write the order to unload the model; raises ApiError (409) for one that its owner has pinned."""
         if _is_pinned(model):
             raise ApiError(
                 409,
@@ -374,7 +374,7 @@ class FactsOfModels:
 
 
 class HeldAnswer:
-    """The connection of a request whose answer, which is no stream, is not sent on as it is."""
+    """Stands for a request's connection, and holds its whole answer in ``response`` instead of sending it."""
 
     response = Response.text("")
 
@@ -388,7 +388,7 @@ class HeldAnswer:
 
 
 class OllamaConnection:
-    """The connection of a request in Ollama's words: what is written to it in OpenAI's goes on in its own."""
+    """The connection of an Ollama request: OpenAI's events written to it are sent on in Ollama's form."""
 
     def __init__(self, connection: Answering, asked: Translation, arrived_s: float, *, is_old: bool) -> None:
         self._connection = connection

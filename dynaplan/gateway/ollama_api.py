@@ -234,7 +234,7 @@ def _messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _answered_call(message: Document, open_ids: list[tuple[str, str]]) -> str:
-    """Return the id of the call that a tool's result is for, and take it out: by its name, else the first."""
+    """Return the id of the call that a tool's result answers, by name, else the first; remove that call."""
     name = message.get("tool_name") or message.get("name")
     found = next((each for each in open_ids if each[0] == name), open_ids[0] if open_ids else None)
     if found is None:
@@ -478,7 +478,7 @@ class OllamaAnswer:
         }
 
     def on_failure(self, message: str) -> bytes:
-        """Return the line for a failure after the first one."""
+        """Return the line that reports a failure when lines of the stream have been sent already."""
         return line(error_document(message))
 
     def _count(self, document: Document) -> None:
@@ -541,7 +541,7 @@ def _ns(seconds: float) -> int:
 
 
 def embeddings_of_one(answer: Document) -> dict[str, Any]:
-    """Return the answer of the older ``/api/embeddings``, of that of ``/api/embed``."""
+    """Turn an answer of ``/api/embed`` into one of the older ``/api/embeddings``."""
     return {"embedding": next(iter(answer["embeddings"]), [])}
 
 

@@ -76,7 +76,7 @@ class Suspect:
         self._poison.in_flight.setdefault(self._process, set()).add(self)
 
     def begin_answer(self) -> None:
-        """Let the next isolated request go: the answer has begun."""
+        """Note that the answer has begun; the next suspected request may start."""
         if self._isolation:
             self._isolation.release()
             self._isolation = None

@@ -266,7 +266,7 @@ class RequestPath:
             request.report.end(progress.ending(error_type))
 
     async def _run(self, progress: RequestProgress, call: Call) -> Answered:
-        """Return how the request was answered: a count of tokens by an estimate where the engine has none."""
+        """Answer the request; a count of tokens by an estimate, when the engine cannot count."""
         try:
             return await progress.run()
         except ApiError as error:
@@ -349,7 +349,7 @@ class RequestProgress:
         await self.request.client.write(f": {words}\n\n".encode())
 
     async def _as_event(self, answered: Answered) -> Answered:
-        """Send an answer that is no stream, such as an engine's error, where the stream has begun."""
+        """Send a whole answer as events of the stream that has begun; an error breaks the stream off."""
         assert answered.whole
         if answered.error_type:
             await self.request.client.break_off(as_event(self.call.endpoint.path, answered.whole.body))
@@ -358,7 +358,7 @@ class RequestProgress:
         return replace(answered, whole=None)
 
     def _decide(self, outcome: Refused | Asleep | Died | StreamBroken) -> None:
-        """Prepare the next attempt after one that has failed."""
+        """Prepare the next attempt; raises ApiError (502) when too many workers died over the request."""
         assert self._last
         instance = self._last.instance
         self.model.router.avoid(instance)
@@ -452,7 +452,7 @@ class RequestProgress:
         )
 
     def _trace(self) -> Mapping[str, str]:
-        """Return the headers of a remote prefill."""
+        """Return the headers that a remote prefill is sent with: the client's trace and the request id."""
         client = self.request.client
         return {**client.trace_headers(), REQUEST_ID: attempt_id(client.request_id)}
 
@@ -467,7 +467,7 @@ class RequestProgress:
         self._deadline_s = self.path.now_s() + self.path.settings.worker_wait_s
 
     def ending(self, error_type: str) -> Ending:
-        """Return what is known of the request in its end; once."""
+        """Return what is known of the ended request. Call it once: it forgets the last attempt."""
         last, self._last = self._last, None  # it leads back here: work for the garbage collector
         if last is None:
             return Ending(error_type, self._prompt_tokens, blocks=self._blocks)
@@ -493,7 +493,7 @@ class Attempt:
         self.hand_off = progress.hand_off
 
     async def run(self) -> Outcome:
-        """Send the request, and its answer to the client; raises ApiError for case 2."""
+        """Send the request, and its answer to the client; raises ApiError when no other attempt can help."""
         try:
             answered = await self._send()
         except WorkerRefused as error:
@@ -594,7 +594,7 @@ class Attempt:
         return Answered(_error_type(answer.status), WholeAnswer(answer.status, headers, body))
 
     def _check_whole(self, status: int, body: bytes) -> None:
-        """Raise what is meant by the answer of an engine that is known."""
+        """Raise WorkerDied for an aborted answer, and ApiError for a path that the engine lacks."""
         if status == 200 and engine_answers.is_aborted(body):
             raise WorkerDied("it aborted the request")
         if self._call.endpoint.inputs and status in (404, 405) and not has_openai_form(body):
@@ -708,7 +708,7 @@ class Attempt:
         return WorkerDied(failure.message, is_connection_lost=self._api.reports_death(failure.message))
 
     def _note_death(self, death: WorkerDied) -> None:
-        """Hold the worker's death against the request, if the failure is one."""
+        """Count the worker's death against the request, if its connection was lost."""
         if death.is_connection_lost:
             self._suspect.worker_died()
 

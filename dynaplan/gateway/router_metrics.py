@@ -88,14 +88,14 @@ KEPT_LABELS = ("le",)
 
 
 class RouterNames(Collector):
-    """Yields what ``collect`` does, and the sums of its metrics under the other names."""
+    """Yields the metrics that ``collect`` returns, and sums of some under the names of Dynamo's router."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]], prefix: str) -> None:
         self._collect = collect
         self._names = {f"{prefix}_{ours}": COMPONENT + theirs for ours, theirs in NAMES.items()}
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics, and the named ones once more."""
+        """Yield all metrics, and those in ``NAMES`` once more under their other name."""
         for metric in self._collect():
             yield metric
             if metric.name in self._names:
@@ -103,7 +103,7 @@ class RouterNames(Collector):
 
 
 def _rename(metric: Metric, name: str) -> Metric:
-    """Return the sums of the metric's samples for each namespace."""
+    """Return the metric as ``name``, its samples summed over all labels but namespace and ``KEPT_LABELS``."""
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in metric.samples:
         kept = {key: sample.labels[key] for key in KEPT_LABELS if key in sample.labels}

@@ -118,11 +118,11 @@ class FrontendRoutes:
         return {**(self.model_routes.paths if self.model_routes else {}), **found}
 
     def readable_by(self, path: str, headers: Headers) -> str:
-        """Return the web origin whose scripts may read the answer; none may read the page, but its own."""
+        """Return the web origin whose scripts may read the answer; empty for none, and below the page."""
         return "" if self._is_of_page(path) else self._browsers.readable_by(headers)
 
     def _check_browser(self, request: Request) -> None:
-        """Raise ApiError for what a web page may not send. Ours has a guard of its own, which is stricter."""
+        """Raise ApiError for what a web page may not send; the page's own paths are guarded elsewhere."""
         if self._is_of_page(request.path):
             return
         is_change = request.method not in READING or not self._only_reads(request.path)

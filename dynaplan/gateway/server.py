@@ -429,7 +429,7 @@ def _new_recording(runtime: WorkerRuntime, settings: FrontendSettings) -> Traffi
 
 
 def _with_page_key(settings: FrontendSettings) -> FrontendSettings:
-    """Return the settings with a key that only the page of this process has, where only a file has keys."""
+    """Return the settings; where keys come only from a file, with a random key for this process's page."""
     if settings.api_keys and not settings.api_key:
         return replace(settings, api_key=secrets.token_urlsafe(32))
     return settings
@@ -469,7 +469,7 @@ def _has_starting_decode_workers(fleet: str) -> bool:
 
 
 def _instance_id(request: Request) -> int:
-    """Return the instance id of a worker's question, in hexadecimal as in discovery's keys."""
+    """Return the instance id in the request's path, which is hexadecimal; raises UserError."""
     try:
         return int(request.fields["instance_id"], 16)
     except ValueError:

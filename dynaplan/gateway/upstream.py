@@ -110,7 +110,7 @@ class Upstream:
         return await self._exchange(await self._connect(target), target, head, body, (), is_kept=False)
 
     async def is_answering(self, url: str, timeout_s: float) -> bool:
-        """Return whether the server at that address answers ``/health`` in time, whatever it says."""
+        """Return whether the server at ``url`` answers ``/health`` in time, with whatever status."""
         try:
             async with asyncio.timeout(timeout_s):
                 (await self.forward("GET", f"{url}/health", (), b"", "health")).close()
@@ -123,7 +123,7 @@ class Upstream:
         return self._pool.silent_origins()
 
     def break_off_movable(self, origin: Origin, reason: str) -> None:
-        """Break off the streams from that address with which another worker can go on: WorkerDied."""
+        """Break off the address's streams that another worker can go on with: they raise WorkerDied."""
         self._pool.break_off_movable(origin, reason)
 
     async def close(self) -> None:
@@ -207,7 +207,7 @@ class EngineAnswer:
     async def read_lines(self, take: Callable[[bytes], bool] | None = None) -> bytes:
         """Return the next whole lines, so that no event is passed on in half; empty at the answer's end.
 
-        Those that ``take`` returns True for it has taken: they are not returned. Raises WorkerDied.
+        Bytes for which ``take`` returns True count as handled, and are not returned. Raises WorkerDied.
         """
         connection = self.connection
         if take is not None and not self._held:

@@ -190,7 +190,7 @@ class ReplicaSync:
             await asyncio.sleep(timing.REPLICA_DEBOUNCE_S)
 
     def _receive(self, message: ActiveSequences) -> None:
-        """Apply one message; one of our own has nothing new, and a rogue one nothing that is believed."""
+        """Apply one message of another frontend; this frontend's own and implausible ones are ignored."""
         if message.frontend == self._replica.instance_id or not _is_plausible(message):
             return
         is_known = message.frontend in self._peers or message.frontend in self._registered

@@ -60,7 +60,7 @@ class CachedPrefixes:
     def overlaps(self, blocks: PromptBlocks, instance_ids: Iterable[int], now_s: float) -> dict[int, int]:
         """Return by instance id how many first blocks of the prompt the worker has; absent if none.
 
-        Where events are missing, the last report is still the best guess.
+        Prompts that were sent count where the engine does not report, or a report is missing.
         """
         predicted = self._predicted.overlaps(blocks.hashes[:MAX_PREDICTED_BLOCKS], now_s)
         if not self._reported or not blocks.prompt_tokens:
@@ -78,7 +78,7 @@ class CachedPrefixes:
         self._predicted.record(hashes[:MAX_PREDICTED_BLOCKS], instance_id, now_s)
 
     def is_predicted(self, blocks: PromptBlocks, instance_id: int) -> bool:
-        """Return whether the worker's engine will not report that it holds these blocks."""
+        """Return whether these blocks are only predicted: the worker's engine will not report them."""
         return not (blocks.prompt_tokens and self.is_reported(instance_id))
 
     def is_reported(self, instance_id: int) -> bool:

@@ -31,7 +31,7 @@ class ChatFiles:
 
 
 def model_directory(model: str, environment: Mapping[str, str]) -> Path | None:
-    """Return the directory with the tokenizer of a model, named by its path or its name on the hub.
+    """Return the directory with a model's tokenizer; ``model`` is a path, or a name on the Hugging Face hub.
 
     A name is searched for where Hugging Face's library keeps what it has downloaded; None when there is none.
     """

@@ -100,7 +100,7 @@ class PrefillRouter:
         self._now_s: Callable[[], float] = asyncio.get_running_loop().time
 
     async def route(self, blocks: PromptBlocks, instances: Sequence[Instance]) -> RoutedPrompt | None:
-        """Return a place in the queue of one of the workers, until ``close``; None for the shared queue."""
+        """Choose a worker's queue for a prompt, and count it there until ``close``; None: the shared one."""
         reported = self._reported
         if reported is None or not blocks.prompt_tokens:
             return None
@@ -147,7 +147,7 @@ class PrefillRouter:
             self._waiting_blocks[instance_id] = left
 
     async def clear(self, gone: Instance, present: Callable[[], Mapping[str, object]]) -> None:
-        """Clear the queue of a worker that has left, after a while, unless another has the queue by then."""
+        """Clear the queue of a worker that left, after a delay; not if ``present()`` then has its name."""
         name = str(gone.card[PREFILL_WORKER_QUEUE])
         self._silent.discard(gone.worker)
         self._answered_s.pop(gone.worker, None)

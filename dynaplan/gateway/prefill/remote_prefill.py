@@ -65,7 +65,7 @@ class HandOffs:
             self._held[answer.request_id] = answer.release_to
 
     def make(self, answer: PrefillAnswer, on_first_token: Callable[[], None] = lambda: None) -> HandOff:
-        """Return the hand-off that an answer brings; ``on_first_token`` is its own."""
+        """Return the hand-off that an answer brings; ``on_first_token`` is called as ``HandOff`` says."""
         release = partial(self.release, answer.request_id)
         return HandOff(answer.hand_off, release, answer.cached_tokens, on_first_token)
 
@@ -346,7 +346,7 @@ class RemotePrefill:
             self._withdraw_unless_answered(pending)
 
     def _with_deadline(self, request: RemotePrefillRequest) -> RemotePrefillRequest:
-        """Add the times of a request that has just arrived, unless the order of arrival is wanted."""
+        """Return the request with arrival and deadline; unchanged for dispatch in the order of arrival."""
         settings = self._settings
         if not settings.prefill_deadline_ms:
             return request

@@ -114,7 +114,10 @@ class SleepingWorkers:
         return instance.instance_id in self.ids
 
     def while_awake(self, instance: Instance) -> AbstractContextManager[None]:
-        """Break the ``with`` block off with EngineAsleep when the instance's engine sleeps, or stalls."""
+        """Return a context that ends with EngineAsleep when the instance's engine falls asleep, or stalls.
+
+        Raises EngineAsleep at once for an instance that sleeps already.
+        """
         if instance in self:
             raise EngineAsleep("its engine sleeps")
         return _WhileAwake(instance.instance_id, self._waits)
@@ -124,9 +127,9 @@ class SleepingWorkers:
         return bool(instances) and all(each.instance_id in self._reasons for each in instances)
 
     def wake_one(self, instances: Iterable[Instance]) -> str:
-        """Have one of these sleeping instances woken, the same for every caller.
+        """Ask for one of these instances to be woken, the same one for every caller; one must be asleep.
 
-        Return the reason why that is in vain as far as is known, or empty.
+        Return why its engine cannot wake, as far as is known; empty when it can.
         """
         known = [each for each in instances if each.instance_id in self._reasons]
         first = min(known, key=lambda each: (bool(self._reasons[each.instance_id]), each.instance_id))

@@ -61,7 +61,7 @@ class StalledWorkers:
                 task.cancel()
 
     def look(self, peers: Peers) -> None:
-        """Note who is silent, have those asked that have long been, and move what has waited enough."""
+        """Ask workers that have long been silent; break off movable streams of those stalled too long."""
         now_s = self._now_s()
         since_s = self._silent_since_s
         silent = self._upstream.silent_origins()

@@ -39,7 +39,8 @@ class WholeAnswers:
     def waiting(self, booking: BookEntry, *, is_prefilled: bool = False) -> Iterator[PendingAnswer]:
         """Have the booking grow while its answer is waited for, inside a ``with`` block.
 
-        With ``is_prefilled`` the prompt is computed already. An answer's length is learnt from if it is set.
+        With ``is_prefilled`` the prompt is computed already. Set the answer's ``output_tokens`` before the
+        block ends: later estimates learn from it.
         """
         blocks = 0 if is_prefilled else booking.prompt_blocks - booking.overlap_blocks
         if is_prefilled:
@@ -55,7 +56,7 @@ class WholeAnswers:
             self._waiting.pop(id(waited_for), None)
 
     def update(self) -> None:
-        """Book what the answers have probably filled by now."""
+        """Estimate the tokens of each pending answer so far, and book them at its worker."""
         now_s = self._now_s()
         for each in self._waiting.values():
             tokens = self._pace.estimate_tokens(each.blocks, now_s - each.started_s)
