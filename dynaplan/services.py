@@ -23,7 +23,7 @@ class PrefillWorker:
 
     @async_on_start
     async def start(self) -> None:
-        """Start the engine and the pulling."""
+        """Start the engine, and pull prompts from the prefill queue."""
         from dynaplan.worker.engine_worker import start_prefill_worker
 
         await start_prefill_worker(dynamo_context["runtime"])

@@ -292,7 +292,7 @@ def long_flag(key: str) -> str:
 
 
 def is_flag(word: str) -> bool:
-    """Tell whether a word is a flag, and no value: a negative number is one."""
+    """Tell whether a word is a flag; a negative number is a value."""
     return word.startswith("-") and word not in ("-", "--") and not word[1].isdigit()
 
 

@@ -116,7 +116,10 @@ class EnginePathProxy:
             return await self._pass_on(request, model, _relative(request.target), body, document)
 
     async def answer_upstream(self, request: Request, prefix: str) -> Response | None:
-        """Answer a path below ``prefix``, which begins with the name of a model."""
+        """Pass ``{prefix}MODEL/PATH`` on to an engine of that model, as PATH.
+
+        Without a slash after MODEL it is redirected. None when a stream was sent already.
+        """
         self._path.admission.check_key(request.headers)
         name, rest = self._split(_relative(request.target).removeprefix(prefix))
         if not rest.startswith("/"):

@@ -142,7 +142,10 @@ class FrontendModel:
         return self.sent_name(asked) != asked or self.filters is not NO_FILTERS
 
     def changed(self, document: Mapping[str, Any], *, is_computed: bool = True) -> dict[str, Any]:
-        """Return a request's body as the workers get it; filters apply only if a model computes for it."""
+        """Return a request's body as its workers get it: their name of the model, no slot of an engine.
+
+        The model's filters are applied where a model computes for it (``is_computed``).
+        """
         filtered = self.filters.apply(document) if is_computed else document
         kept = {name: value for name, value in filtered.items() if name != ENGINES_SLOT}
         return {**kept, "model": self.sent_name(str(document.get("model") or ""))}

@@ -86,7 +86,7 @@ class LlamaSwapApi:
             logs.close()
 
     async def events(self, request: Request) -> None:
-        """Send models, requests and logs as they are, and then each change, until the client leaves."""
+        """Stream models, requests and logs: first all there is, then each change, until the client leaves."""
         connection = request.connection
         logs = {name: self._logs(name) for name in (PROXY, UPSTREAM)}
         try:

@@ -478,7 +478,7 @@ class OllamaAnswer:
         }
 
     def on_failure(self, message: str) -> bytes:
-        """Return the line that reports a failure when lines of the stream have been sent already."""
+        """Return the line that tells of a failure in a stream that has begun."""
         return line(error_document(message))
 
     def _count(self, document: Document) -> None:

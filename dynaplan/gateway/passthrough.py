@@ -104,7 +104,7 @@ class Survey:
                 self.address = address[:_SHOWN_CHARACTERS] or "an empty address"
 
     def add_text(self, text: str, is_media: bool) -> None:
-        """Count a text, or only mark what belongs to an image or a sound."""
+        """Keep a text and count its tokens; of an image's or a sound's keep only a hash, uncounted."""
         if is_media:
             self.texts.append(blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest())
         else:

@@ -65,7 +65,7 @@ class Heartbeats(Protocol):
         ...
 
     def read(self, name: str) -> Heartbeat | None:
-        """The heartbeat of that process; None when it has never beaten."""
+        """The heartbeat of that process; None when it has never beaten, or what it wrote cannot be read."""
         ...
 
 

@@ -121,7 +121,7 @@ class ServerKind(EngineKind):
         return 1
 
     def own_url(self, options: Options) -> str:
-        """Return the address on which its owner has it listen; empty where it gets a leased port."""
+        """Return the engine's address, if the user has configured one; empty where it gets a leased port."""
         return ""
 
     def given_memory_bytes(self, environ: Mapping[str, str]) -> float:

@@ -233,7 +233,10 @@ class SimEngine:
         return replace(load, waiting_requests=waiting, is_asleep=self._is_asleep)
 
     def metrics(self) -> Mapping[str, float]:
-        """Values under vLLM's Prometheus names; names ending in ``_total`` are counters, the rest gauges."""
+        """Return values by vLLM's names of metrics, and a few of our own (``dynaplan:``).
+
+        Those that end in ``_total`` are counters, the rest gauges.
+        """
         load, totals, fetcher = self.load(), self._model.totals, self._fetcher
         return {
             "vllm:num_requests_running": load.running_requests,

@@ -27,7 +27,10 @@ class PendingAnswer:
 
 
 class WholeAnswers:
-    """The requests of one frontend whose whole answers are waited for. ``now_s`` is the loop's clock."""
+    """Grows the bookings of one frontend's requests that do not stream, by an estimate, until they end.
+
+    ``now_s`` is the loop's clock.
+    """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s

@@ -115,7 +115,7 @@ class PlanningCycle:
         return self._is_scaling and not self._settings.is_by_targets
 
     def _note(self, desired: DesiredCounts, now_s: float) -> None:
-        """Note the desired counts; begin a new interval when scaling ends that thresholds waited for."""
+        """Note the desired counts; by thresholds, begin an interval once scaling is done or overdue."""
         self._state = self._state.note_pending(desired, now_s)
         self._is_scaling = guards.is_waiting(self._settings, self._state, desired, now_s)
         if not self._is_scaling and not self._settings.is_by_targets:

@@ -119,7 +119,7 @@ def decay_budget(budget: ErrorBudget, passed_s: float, window_s: float) -> Error
 
 
 def describe_budget(budget: ErrorBudget) -> str:
-    """Say how many requests could have missed each target without breaking the promise, or were too many."""
+    """Say for each target how many requests fewer, or more, than the promise allows have missed it lately."""
     ttft = _describe_target("TTFT", budget.ttft_requests)
     return f"error budget: {ttft}, {_describe_target('ITL', budget.itl_requests)}"
 
