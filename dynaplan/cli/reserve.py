@@ -37,7 +37,7 @@ from dynaplan.fleet.rules.statefile import inventory_of, planner_keys_of
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker
 from dynaplan.process.process_table import is_alive
 from dynaplan.store import connections
-from dynaplan.util.blocking_read import BlockingRead
+from dynaplan.util.blocking_call import BlockingCall
 from dynaplan.util.durations import wall_clock
 from dynaplan.util.errors import ConfigError, TemporaryError, nearest
 from dynaplan.util.progress import ProgressLine
@@ -170,7 +170,7 @@ async def wait_until_free(
     from dynaplan.fleet.scale_progress import check_alive
 
     gpus = [gpu for gpu in inventory_of(found.document) if gpu.index in chosen]
-    uses = BlockingRead[Mapping[int, GpuUse]](uses_reader(gpus), {})
+    uses = BlockingCall[Mapping[int, GpuUse]](uses_reader(gpus), {})
     roles = {worker.role: 1 for worker in found.workers if set(chosen) & set(worker.gpus)}
     longest_s = (
         expected_times(found, roles).limit_s(starts=True, leaves=True) if timeout_s is None else timeout_s

@@ -74,7 +74,7 @@ SHOWN_COMMAND_CHARS = 60
 
 
 @dataclass(frozen=True)
-class Request:
+class LoanRequest:
     """What a person asks for: so many GPUs, each of so much memory, for a command.
 
     ``wait_s`` bounds the time until they are there: None waits for workers to leave, and for nothing else.
@@ -135,7 +135,7 @@ def command(
     )
     if at:
         run_interruptible(_wait_for_the_time(moment_of(at, datetime.now())))
-    loan = Loan(_deployment(namespace), Request(gpus, least_bytes, wait_s, yes, made))
+    loan = Loan(_deployment(namespace), LoanRequest(gpus, least_bytes, wait_s, yes, made))
     with loan.kept():
         run_interruptible(loan.obtain())
         code = loan.run(command, environment, limit_s, grace_s)
@@ -145,7 +145,7 @@ def command(
 class Loan:
     """GPUs on loan from a deployment, or from the box where none runs: obtained, used, given back."""
 
-    def __init__(self, found: RunningDeployment | None, request: Request) -> None:
+    def __init__(self, found: RunningDeployment | None, request: LoanRequest) -> None:
         from dynaplan.fleet.gpu_claims import NodeClaims
 
         self._found = found

@@ -55,7 +55,7 @@ from dynaplan.planner.recorders.decision_log import record_time_s
 from dynaplan.planner.rules.explain import summarize
 from dynaplan.process.kernel import command_line
 from dynaplan.store.instances import public_urls
-from dynaplan.util.blocking_read import BlockingRead
+from dynaplan.util.blocking_call import BlockingCall
 from dynaplan.util.documents import parse_object
 from dynaplan.util.masking import mask_secrets
 
@@ -88,7 +88,7 @@ class StatusPoller:
         self._decisions: dict[str, dict[str, Any]] = {}
         self._routed: Mapping[str, Mapping[str, str]] = {}
         self._keys: Sequence[Mapping[str, Any]] = ()
-        self._gpu_rows = BlockingRead[dict[int, dict[str, Any]]](self._read_gpus, {})
+        self._gpu_rows = BlockingCall[dict[int, dict[str, Any]]](self._read_gpus, {})
         self._gpus_shown: dict[int, dict[str, Any]] = {}
         self._by_hand: list[ManualChange] = []
         self._tokens: dict[str, tuple[float, int]] = {}

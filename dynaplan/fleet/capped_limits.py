@@ -40,14 +40,14 @@ MAX_BYTES = 65536
 
 
 @dataclass(frozen=True)
-class Changes:
+class LimitChanges:
     """The limits that were set, in watts by GPU, and why others were not."""
 
     done: Mapping[int, float]
     failures: Mapping[int, str]
 
 
-class CappedLimits:
+class LimitFiles:
     """The limits of GPUs, as far as one deployment caps them; ``deployment`` is the path of its statefile.
 
     ``indices`` are the GPUs whose limit is ours, or another deployment's, as of the last change.
@@ -73,7 +73,9 @@ class CappedLimits:
             os.close(directory)
         return tuple(gpu for gpu, limit in filter(None, found) if self._deployment in limit.caps)
 
-    def change(self, driver: PowerLimits, gpus: Iterable[Gpu], cap_watts: float | None) -> Changes | None:
+    def change(
+        self, driver: PowerLimits, gpus: Iterable[Gpu], cap_watts: float | None
+    ) -> LimitChanges | None:
         """Cap these GPUs, or with None end this deployment's caps.
 
         Returns None, and does nothing, while another deployment changes limits. Blocks as the driver does.
@@ -95,10 +97,11 @@ class CappedLimits:
                     failures[index] = why
                 elif watts is not None:
                     done[index] = watts
-                if known if why else remembered:
+                holds = known if why else remembered
+                if holds:
                     indices.add(index)
         self.indices = frozenset(indices)
-        return Changes(done, failures)
+        return LimitChanges(done, failures)
 
     @contextmanager
     def _locked(self) -> Iterator[int | None]:
@@ -192,14 +195,14 @@ def _read(directory: int, name: str) -> tuple[Gpu, CappedLimit] | None:
 
 def set_back(statefile: Path) -> None:
     """End the caps of a deployment, if it has any; what the driver refuses or holds up stays written down."""
-    limits = CappedLimits(statefile)
+    limits = LimitFiles(statefile)
     if own := limits.own():
         setting = threading.Thread(target=_set_back, args=(limits, own), daemon=True)
         setting.start()
         setting.join(DRIVER_TIMEOUT_S)
 
 
-def _set_back(limits: CappedLimits, gpus: tuple[Gpu, ...]) -> None:
+def _set_back(limits: LimitFiles, gpus: tuple[Gpu, ...]) -> None:
     deadline_s = time.monotonic() + DRIVER_TIMEOUT_S
     try:
         while (changes := limits.change(power_limits(gpus), gpus, None)) is None:

@@ -28,7 +28,7 @@ from dynaplan.graph.lifecycle import HOLDS_GPUS
 from dynaplan.http.client import HttpClient
 from dynaplan.process.node_directory import node_dir
 from dynaplan.store.instances import SERVICES_PREFIX, Instance
-from dynaplan.util.blocking_read import BlockingRead
+from dynaplan.util.blocking_call import BlockingCall
 from dynaplan.util.errors import DynaplanError
 from dynaplan.util.prometheus_text import escaped, read_samples
 
@@ -64,7 +64,7 @@ class DeploymentMetrics:
         self._statefile = StatefileStore(Path(path)) if path else None
         self._gpus: tuple[Gpu, ...] = ()
         self._read_gpus: Callable[[], list[FleetSample]] = list
-        self._gpu_samples = BlockingRead[list[FleetSample]](lambda: self._read_gpus(), [])
+        self._gpu_samples = BlockingCall[list[FleetSample]](lambda: self._read_gpus(), [])
         self._meter = PowerMeter()
 
     async def read(self, render_own: Callable[[], bytes]) -> bytes:

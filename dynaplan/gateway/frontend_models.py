@@ -24,9 +24,9 @@ from dynaplan.gateway.model_queue import ModelQueue
 from dynaplan.gateway.ollama_api import LATEST
 from dynaplan.gateway.openai_api import ApiError, Call, nested_too_deep
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
+from dynaplan.gateway.routing.key_turns import Turns
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.stalled_workers import StalledWorkers
-from dynaplan.gateway.routing.turns import Turns
 from dynaplan.gateway.routing.worker_router import WorkerRouter
 from dynaplan.models.files.imported_model import MatchRule, RequestFilters
 from dynaplan.models.model import ModelState

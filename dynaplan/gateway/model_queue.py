@@ -35,7 +35,7 @@ from dynaplan.contract.model_keys import (
 )
 from dynaplan.gateway import timing
 from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call
-from dynaplan.gateway.routing.turns import Turn
+from dynaplan.gateway.routing.key_turns import Turn
 from dynaplan.gateway.routing.worker_router import Booking, FleetStatus, WorkerRouter
 from dynaplan.models.model import ModelState
 from dynaplan.store.model import Transaction

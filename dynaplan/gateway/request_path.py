@@ -79,9 +79,9 @@ from dynaplan.gateway.poison_requests import PoisonRequests, Suspect
 from dynaplan.gateway.prefill.remote_prefill import HandOff
 from dynaplan.gateway.reports import CANCELLED, Ending, Reports, RequestReport
 from dynaplan.gateway.request_bodies import BodyBudget, BodyReader, BodyShare
+from dynaplan.gateway.routing.key_turns import Turn
 from dynaplan.gateway.routing.reservation import Reservations
 from dynaplan.gateway.routing.sleeping_workers import EngineAsleep, SleepingWorkers
-from dynaplan.gateway.routing.turns import Turn
 from dynaplan.gateway.routing.whole_answers import WholeAnswers
 from dynaplan.gateway.routing.worker_router import Booking
 from dynaplan.gateway.upstream import REFUSALS, EngineAnswer, Upstream, WorkerDied, WorkerRefused

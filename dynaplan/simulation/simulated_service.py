@@ -26,7 +26,7 @@ from dynaplan.events.dispatch_order import DispatchRule, UsualTime, deadline_s
 from dynaplan.graph.lifecycle import Role
 from dynaplan.routing.booking import BookEntry
 from dynaplan.routing.disaggregation import PrefillPlace, place_prefill
-from dynaplan.routing.running_places import free_places, is_held_back
+from dynaplan.routing.hold_back import free_places, is_held_back
 from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.pools import CacheChanges, Pools, SimulatedEngine, SimulatedWorker

@@ -25,7 +25,7 @@ from typing import Any
 import aiohttp
 
 from dynaplan.util.sockets import free_port
-from tests.bench.data_path import _cpu_s, program, wait_for
+from tests.bench.data_path import measure, program, wait_for
 from tests.bench.deployments import serving
 from tests.bench.table import Row
 from tests.e2e.deployment import MODEL
@@ -56,7 +56,7 @@ def _cost(repeats: int) -> Iterator[Row]:
         for each, aim in ((1, 3.0), (2, None)):
             with ThreadPoolExecutor() as threads:
                 rounds = [
-                    tuple(threads.map(lambda which, each=each: _measure(*which, each * KEYS), frontends))
+                    tuple(threads.map(lambda which, each=each: _cpu_ms(*which, each * KEYS), frontends))
                     for _ in range(repeats)
                 ]
             more = [100 * (with_keys / without - 1) for without, with_keys in rounds]
@@ -81,19 +81,8 @@ def _is_listening(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _measure(port: int, pid: int, keys: int, streams: int) -> float:
-    load = (*(sys.executable, "-m", "tests.bench.data_path.load"), *map(str, (port, streams, TOKENS)))
-    with program((*load, str(REQUESTS), str(keys))) as process:
-        assert process.stdout
-        assert process.stdin
-        assert json.loads(process.stdout.readline()) == "ready"
-        before_s = _cpu_s(pid)
-        process.stdin.write("\n")
-        process.stdin.flush()
-        seen = json.loads(process.stdout.readline())
-        used_s = _cpu_s(pid) - before_s
-    assert seen["failures"] == 0, seen
-    return 1000 * used_s / REQUESTS
+def _cpu_ms(port: int, pid: int, keys: int, streams: int) -> float:
+    return measure(port, pid, streams, TOKENS, REQUESTS, keys)[0]
 
 
 def _turns() -> Iterator[Row]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dynaplan.process import kernel
 from dynaplan.process.foreground_command import ForegroundCommand
 from tests.fakes.polling import eventually
 
@@ -21,6 +22,13 @@ def has_a_terminal() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture(autouse=True)
+def adopts_no_orphans_afterwards() -> Iterator[None]:
+    """A command's orphans become children of this process, which reaps none of other tests."""
+    yield
+    kernel._prctl(kernel.PR_SET_CHILD_SUBREAPER, 0)
 
 
 def shell(script: str) -> ForegroundCommand:

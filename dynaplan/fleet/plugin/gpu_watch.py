@@ -13,7 +13,7 @@ from dynaplan.contract.gpu_standing import SET_APART, GpuStandings
 from dynaplan.contract.gpus import GpuHealth
 from dynaplan.fleet.rules.gpu_health import HealthJudge, changes, judged
 from dynaplan.graph.lifecycle import Role, Worker
-from dynaplan.util.blocking_read import BlockingRead
+from dynaplan.util.blocking_call import BlockingCall
 from dynaplan.util.clock import Clock
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class GpuWatch:
         clock: Clock,
         capped: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        self._reading = BlockingRead[Mapping[int, GpuHealth]](read, {})
+        self._reading = BlockingCall[Mapping[int, GpuHealth]](read, {})
         self._readings: Mapping[int, GpuHealth] = {}
         self._clock = clock
         self._capped = capped

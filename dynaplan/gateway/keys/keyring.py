@@ -23,10 +23,10 @@ from dynaplan.config.keys import expires_unix_s, hash_of, read_keys_file
 from dynaplan.config.settings.keys import KeySettings
 from dynaplan.gateway import timing
 from dynaplan.gateway.keys.counts import KeyCounts
-from dynaplan.gateway.keys.limits import WINDOW_S, LimitUse, Used, Window, rate_headers
+from dynaplan.gateway.keys.limits import WINDOW_S, LimitUse, SlidingMinute, Used, rate_headers
 from dynaplan.gateway.keys.usage import KeyUsage
 from dynaplan.gateway.openai_api import ApiError, Call
-from dynaplan.gateway.routing.turns import Turn
+from dynaplan.gateway.routing.key_turns import Turn
 from dynaplan.util.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -180,13 +180,15 @@ class KeyHolder:
             found.append(LimitUse(f"{kind}/min", math.ceil(window.used), window.limit))
         return found
 
-    def _windows(self, used: Used) -> dict[str, Window]:
+    def _windows(self, used: Used) -> dict[str, SlidingMinute]:
         elapsed_s = self._counts.unix_s() % WINDOW_S
         amounts = {
             "requests": (used.requests_now, used.requests_before),
             "tokens": (used.tokens_now, used.tokens_before),
         }
-        return {kind: Window(limit, *amounts[kind], elapsed_s) for kind, limit in self._per_minute.items()}
+        return {
+            kind: SlidingMinute(limit, *amounts[kind], elapsed_s) for kind, limit in self._per_minute.items()
+        }
 
     def _too_much(self, limit: str, kind: str, wait_s: float, used: Used) -> ApiError:
         message = f"The API key of {self.name} is limited to {limit}"

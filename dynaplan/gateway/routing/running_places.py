@@ -1,8 +1,8 @@
 """Holds requests back in front of workers that run as many as a planner wants there.
 
-When that is worth it is pure: ``routing/running_places.py``. Requests wait in the order of arrival, at most
+When that is worth it is pure: ``routing/hold_back.py``. Requests wait in the order of arrival, at most
 for the limit's ``wait_s``, and none is refused or lost: with its time over a request goes to a worker all the
-same. Requests that bear keys wait for their turn instead (``turns.py``).
+same. Requests that bear keys wait for their turn instead (``key_turns.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from dynaplan.config.settings.frontend import part_of_limit
 from dynaplan.contract.running_limits import RunningLimit
-from dynaplan.routing.running_places import free_places, is_held_back
+from dynaplan.routing.hold_back import free_places, is_held_back
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from dynaplan.gateway.kv_routing.router_inputs import CachedPrefixes, RouterInpu
 from dynaplan.gateway.kv_routing.tokenizing import prompt_blocks, token_fault
 from dynaplan.gateway.openai_api import NO_BLOCKS, ApiError, Call, PromptBlocks, no_worker
 from dynaplan.gateway.router_metrics import RouterMetrics
+from dynaplan.gateway.routing.key_turns import Turn, Turns, TurnsBook
 from dynaplan.gateway.routing.running_places import RunningPlaces
 from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.stalled_workers import StalledWorkers
-from dynaplan.gateway.routing.turns import Turn, Turns, TurnsBook
 from dynaplan.http.routes import EVENTS
 from dynaplan.routing.booking import BookEntry
 from dynaplan.routing.routing_logic import make_routing_logic

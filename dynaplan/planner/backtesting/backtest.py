@@ -7,7 +7,7 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.drawn_requests import draw_window
-from dynaplan.planner.backtesting.record import Window, hold_to_record
+from dynaplan.planner.backtesting.record import DrawnWindow, hold_to_record
 from dynaplan.planner.backtesting.runs import KeptRuns
 from dynaplan.planner.backtesting.schedule import Question
 from dynaplan.planner.backtesting.search import Search, Trial, find_cheapest
@@ -41,7 +41,9 @@ def backtest(
 
     drawn = draw_window(intervals, model.service.decode.settings)
     fitted = () if settings.no_correction else _fitted_roles(question)
-    corrections, stood = hold_to_record(build, Window(drawn, intervals), question.corrections, fitted, runs)
+    corrections, stood = hold_to_record(
+        build, DrawnWindow(drawn, intervals), question.corrections, fitted, runs
+    )
     search = Search(
         build(corrections),
         drawn,

@@ -78,21 +78,21 @@ MIN_COMPARED = 0.5
 
 
 @dataclass(frozen=True)
-class Window:
+class DrawnWindow:
     """The intervals of a window, and the requests that are drawn for each."""
 
     drawn: Sequence[DrawnInterval]
     intervals: Sequence[Interval]
 
-    def newest(self, within_s: float) -> Window:
+    def newest(self, within_s: float) -> DrawnWindow:
         """Return the intervals that began in the last ``within_s`` seconds, at least the newest one."""
         begins_s = (each.begin_s for each in self.drawn[:-1])
         first = sum(self.drawn[-1].end_s - begin_s > within_s for begin_s in begins_s) if self.drawn else 0
-        return Window(self.drawn[first:], self.intervals[first:])
+        return DrawnWindow(self.drawn[first:], self.intervals[first:])
 
 
 @dataclass(frozen=True)
-class Stood:
+class StandingRecord:
     """The record of each split that served in the window, the last one first, and the shifts for all.
 
     ``newest`` is the record of the last ten minutes, where the same workers served all the time; else None.
@@ -129,7 +129,9 @@ def _shifted(part: float, shift: float) -> float:
     return odds / (odds + 1 - part)
 
 
-def simulate_stood(service: ServiceSettings, window: Window, runs: KeptRuns | None = None) -> list[Traffic]:
+def simulate_stood(
+    service: ServiceSettings, window: DrawnWindow, runs: KeptRuns | None = None
+) -> list[Traffic]:
     """Simulate the workers that served in each interval; return what frontends would have counted in each."""
     runs = runs or KeptRuns()
     runs.begin(service, window.drawn)
@@ -143,8 +145,12 @@ Build = Callable[[Corrections], ServiceSettings]
 
 
 def hold_to_record(
-    build: Build, window: Window, before: Corrections, fitted: Sequence[Role], runs: KeptRuns | None = None
-) -> tuple[Corrections, Stood]:
+    build: Build,
+    window: DrawnWindow,
+    before: Corrections,
+    fitted: Sequence[Role],
+    runs: KeptRuns | None = None,
+) -> tuple[Corrections, StandingRecord]:
     """Return the factors of step times, refitted for the roles in ``fitted``, and the record of the window.
 
     To this end the workers that served in the window are simulated, with several factors where these are
@@ -158,7 +164,11 @@ def hold_to_record(
 
 
 def _refit(
-    build: Build, window: Window, before: Corrections, replayed: Sequence[Traffic], fitted: Sequence[Role]
+    build: Build,
+    window: DrawnWindow,
+    before: Corrections,
+    replayed: Sequence[Traffic],
+    fitted: Sequence[Role],
 ) -> Corrections:
     """Return the refitted factors; ``replayed`` is the whole window simulated with those ``before``."""
     compared, begun = window.newest(RECENT_S).intervals, window.newest(2 * RECENT_S)
@@ -217,7 +227,7 @@ def _solve(apart: Callable[[float], float], start: float) -> float:
 # -- held to the record -----------------------------------------------------------------------------------
 
 
-def compare(window: Window, replayed: Sequence[Traffic]) -> Stood:
+def compare(window: DrawnWindow, replayed: Sequence[Traffic]) -> StandingRecord:
     """Return the record of the splits that served, measured beside replayed misses, and the shifts.
 
     It is empty where frontends do not count misses.
@@ -239,7 +249,7 @@ def compare(window: Window, replayed: Sequence[Traffic]) -> Stood:
     by_split = (_sum([each for each in records if each.workers == workers]) for workers in splits)
     is_one = bool(records) and len({each.serving for each in intervals}) == 1
     newest = _sum(records[-len(window.newest(RECENT_S).intervals) :]) if is_one else None
-    return Stood(tuple(by_split), newest, ttft, itl)
+    return StandingRecord(tuple(by_split), newest, ttft, itl)
 
 
 def _streamed_part(pairs: Sequence[tuple[Interval, Traffic]]) -> float:
@@ -294,14 +304,14 @@ def _shift(blocks: Sequence[tuple[float, float, float]]) -> float:
     if measured <= foretold or not requests:
         return 0.0
     part = min((measured + foretold) / 2 / requests, 1 - 1 / (requests + 1))
-    apart, own = measured - foretold, 2 * part * (1 - part)
+    excess, own = measured - foretold, 2 * part * (1 - part)
     spread = sum(
-        (missed - expected - apart * came / requests) ** 2 / (came * own)
+        (missed - expected - excess * came / requests) ** 2 / (came * own)
         for came, missed, expected in blocks
         if came
     )
     dispersion = max(1.0, spread / max(1, len(blocks) - 1))
-    if apart <= Z * math.sqrt(requests * own * dispersion):
+    if excess <= Z * math.sqrt(requests * own * dispersion):
         return 0.0
     return _logit(measured, requests) - _logit(foretold, requests)
 

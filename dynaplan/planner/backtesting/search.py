@@ -35,7 +35,7 @@ from dynaplan.contract.counts import PoolSizes
 from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
 from dynaplan.planner.backtesting.evidence import allowed_misses
 from dynaplan.planner.backtesting.intervals import RECENT_S, Z
-from dynaplan.planner.backtesting.record import Stood
+from dynaplan.planner.backtesting.record import StandingRecord
 from dynaplan.planner.backtesting.runs import KeptRuns, SplitRun
 from dynaplan.planner.model import WorkerLimits
 from dynaplan.planner.sizing.limits import fit_budget, raise_to
@@ -86,7 +86,7 @@ class Search:
     present: PoolSizes
     limits: WorkerLimits
     runs: KeptRuns = field(default_factory=KeptRuns)
-    stood: Stood = field(default_factory=Stood)
+    record: StandingRecord = field(default_factory=StandingRecord)
 
     def __post_init__(self) -> None:
         self.runs.begin(self.service, self.window)
@@ -187,7 +187,7 @@ def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
     """
     gpus, count, arrived = search.limits.gpus(workers), search.requests, 0
     margin = -Z if gpus < search.limits.gpus(search.present) else 0.0
-    if records := search.stood.of_standing(workers, count):
+    if records := search.record.of_standing(workers, count):
         window, newest = records
         is_kept = window.missed <= max(0.0, allowed_misses(window.requests, search.may_miss, margin))
         is_kept &= newest.missed <= allowed_misses(newest.requests, search.may_miss, Z)
@@ -208,7 +208,7 @@ def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
         course = kept.copy()
     course.finish()
     simulated = course.misses.since(search.begin_s)
-    held = search.stood.held(count, simulated)
+    held = search.record.held(count, simulated)
     is_kept = held <= may_miss and _kept_lately(search, course, held - simulated.either)
     return Trial(workers, gpus, 1 - held / max(1, count), is_kept)
 

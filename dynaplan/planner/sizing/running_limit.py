@@ -22,7 +22,7 @@ at the promised percentile of the prompts, or of the prefills.
 
 **The wait.** A full worker ends n / (S step(n) + mean first) requests a second. A request is held back only
 while the ends to be expected within the room give a place to all that wait and to it
-(``routing/running_places.py``): where they do not, waiting would break the TTFT and keep no ITL, and the
+(``routing/hold_back.py``): where they do not, waiting would break the TTFT and keep no ITL, and the
 limit yields. So beyond what a deployment can bear the limit does nothing, and the planner adds workers.
 
 **Where it is wrong.** Ends are not even: some wait longer, at most for the room, and then go to a worker all

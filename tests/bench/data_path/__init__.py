@@ -139,10 +139,12 @@ def _cpu_s(pid: int | None) -> float:
     return sum(map(run_s, (pid, *(each.pid for each in psutil.Process(pid).children()))))
 
 
-def measure(port: int, pid: int | None, streams: int, tokens: int, requests: int) -> tuple[float, Any]:
-    """Return the CPU ms per request of that process, and what the load saw."""
-    load = (sys.executable, "-m", "tests.bench.data_path.load", str(port), str(streams), str(tokens))
-    with program((*load, str(requests))) as process:
+def measure(
+    port: int, pid: int | None, streams: int, tokens: int, requests: int, keys: int | None = None
+) -> tuple[float, Any]:
+    """Return the CPU ms per request of that process, and what the load saw; ``keys`` as it takes them."""
+    numbers = map(str, (port, streams, tokens, requests, *(() if keys is None else (keys,))))
+    with program((sys.executable, "-m", "tests.bench.data_path.load", *numbers)) as process:
         assert process.stdout
         assert process.stdin
         assert json.loads(process.stdout.readline()) == "ready"

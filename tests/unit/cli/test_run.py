@@ -13,7 +13,15 @@ from typing import Any, cast
 import pytest
 
 from dynaplan.cli import run
-from dynaplan.cli.run import Loan, Request, check_program, moment_of, parse_memory, parse_time, shown_command
+from dynaplan.cli.run import (
+    Loan,
+    LoanRequest,
+    check_program,
+    moment_of,
+    parse_memory,
+    parse_time,
+    shown_command,
+)
 from dynaplan.contract.gpus import Gpu
 from dynaplan.contract.holds import Hold, ReservedGpus
 from dynaplan.fleet import deployments
@@ -70,7 +78,7 @@ def loan_for(monkeypatch: pytest.MonkeyPatch, faults: list[DynaplanError], *aliv
     """A loan that meets these faults, with a deployment whose serve is ``alive`` after each of them."""
     made = Hold(since_s=0.0, by="alice", holder=process_table.identity_of(os.getpid()))
     found: Any = SimpleNamespace(namespace="ns", arbiter=made.holder)
-    loan = Loan(found, Request(1, 0, 60.0, is_confirmed=False, made=made))
+    loan = Loan(found, LoanRequest(1, 0, 60.0, is_confirmed=False, made=made))
     is_alive = iter(alive)
     monkeypatch.setattr(process_table, "is_alive", lambda _: next(is_alive))
     monkeypatch.setattr(run, "WORKERS_POLL_S", 0.0)
@@ -129,7 +137,7 @@ async def test_who_reserves_again_is_in_nobodys_way_and_has_one_gpu_for_one(
     }.items():
         monkeypatch.setattr(run, name, fake)
     monkeypatch.setattr(run.connections, "open_store", lambda: nullcontext())
-    loan = Loan(found, Request(1, 0, 60.0, is_confirmed=True, made=made))
+    loan = Loan(found, LoanRequest(1, 0, 60.0, is_confirmed=True, made=made))
     await loan.obtain()
     assert not faults
     assert reserved.by_gpu == {0: others, 2: made}

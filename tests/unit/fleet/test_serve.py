@@ -82,6 +82,7 @@ async def test_ready_is_not_said_before_the_supervisor_knows_that_serve_is_here(
     async def drain(*_: object) -> None:
         pass
 
+    monkeypatch.setattr(serve, "adopt_orphans", lambda: None)  # those of other tests would be ours to reap
     monkeypatch.setattr(serve, "Readiness", ReadyAtOnce)
     monkeypatch.setattr(serve, "drain", drain)
     monkeypatch.setattr(serve, "report", lambda line: said.append((line, serving.is_here)))

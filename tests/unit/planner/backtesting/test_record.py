@@ -12,8 +12,8 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.backtest import simulated_service
 from dynaplan.planner.backtesting.intervals import Interval
 from dynaplan.planner.backtesting.record import (
-    Stood,
-    Window,
+    DrawnWindow,
+    StandingRecord,
     compare,
     hold_to_record,
     simulate_stood,
@@ -38,7 +38,7 @@ def service(corrections: Corrections = EXACT, present: PoolSizes = ONE_EACH) -> 
 
 def window(
     truth: Corrections, requests_per_s: float = 6.0, stood: tuple[PoolSizes, ...] = (ONE_EACH,) * 6
-) -> Window:
+) -> DrawnWindow:
     """As many intervals of 30 s as splits stood, as engines would serve them that are truly so slow."""
     count = round(30 * len(stood) * requests_per_s)
     requests = [TracedRequest(n / requests_per_s, 3000, 150) for n in range(count)]
@@ -47,7 +47,7 @@ def window(
     assert known.osl
     blank = [Interval(30.0, 30 * requests_per_s, (), known.isl, known.osl, serving=each) for each in stood]
     drawn = given_window(requests, 30.0)
-    measured = simulate_stood(service(truth, stood[0]), Window(drawn, blank))
+    measured = simulate_stood(service(truth, stood[0]), DrawnWindow(drawn, blank))
     intervals = [
         replace(
             each,
@@ -59,7 +59,7 @@ def window(
         )
         for each, seen in zip(blank, measured, strict=True)
     ]
-    return Window(drawn, intervals)
+    return DrawnWindow(drawn, intervals)
 
 
 @pytest.mark.parametrize("truth", [Corrections(2.0, 1.0), Corrections(1.0, 1.43), Corrections(0.7, 0.5)])
@@ -106,7 +106,7 @@ def test_a_role_that_is_not_fitted_keeps_its_factor() -> None:
 # -- held to the record -----------------------------------------------------------------------------------
 
 
-def compared(late: list[float], foretold: list[float]) -> Stood:
+def compared(late: list[float], foretold: list[float]) -> StandingRecord:
     """Of 100 requests in each interval that many missed the TTFT, and were foretold to."""
     known = traffic(10.0)
     assert known.isl
@@ -117,7 +117,7 @@ def compared(late: list[float], foretold: list[float]) -> Stood:
     ]
     simulated = [replace(known, over_ttft=((500.0, each),), over_itl=((20.0, 0.0),)) for each in foretold]
     times = [TracedRequest(10.0 * number, 1, 1) for number in range(len(late))]
-    return compare(Window(given_window(times), intervals), simulated)
+    return compare(DrawnWindow(given_window(times), intervals), simulated)
 
 
 def test_more_misses_than_foretold_are_held_against_every_split_by_their_odds() -> None:
@@ -149,7 +149,7 @@ def test_requests_that_are_not_streamed_are_neither_kept_nor_missed() -> None:
         replace(each, first_tokens=(seen.first_tokens or 0.0) / 4, late=(each.late or 0.0) / 4)
         for each, seen in zip(known.intervals, replayed, strict=True)
     ]
-    stood = compare(Window(known.drawn, quarter), replayed)
+    stood = compare(DrawnWindow(known.drawn, quarter), replayed)
     [record] = stood.splits
     assert record.requests == pytest.approx(sum(each.requests for each in quarter[1:]) / 4)
     assert record.late == pytest.approx(record.foretold_late, rel=0.01)
@@ -159,9 +159,9 @@ def test_requests_that_are_not_streamed_are_neither_kept_nor_missed() -> None:
 def test_the_record_of_few_requests_does_not_stand_in_place_of_a_simulation() -> None:
     known = window(EXACT, requests_per_s=24.0)
     unseen = [replace(each, first_tokens=0.0, late=0.0, long=0.0) for each in known.intervals]
-    stood = compare(Window(known.drawn, unseen), simulate_stood(service(), known))
+    stood = compare(DrawnWindow(known.drawn, unseen), simulate_stood(service(), known))
     simulated = run(Search(service(), known.drawn, 0.05, ONE_EACH, LIMITS), ONE_EACH)
-    beside = run(Search(service(), known.drawn, 0.05, ONE_EACH, LIMITS, stood=stood), ONE_EACH)
+    beside = run(Search(service(), known.drawn, 0.05, ONE_EACH, LIMITS, record=stood), ONE_EACH)
     assert not simulated.is_kept
     assert beside == simulated
 
@@ -169,31 +169,31 @@ def test_the_record_of_few_requests_does_not_stand_in_place_of_a_simulation() ->
 def test_a_split_that_stood_at_the_windows_end_alone_did_not_stand_all_the_time() -> None:
     known = window(EXACT, stood=(ONE_EACH,) * 5 + (TWO_AND_ONE,))
     lives = [replace(each, ttft_ms=140_000.0) for each in known.intervals]
-    stood = compare(Window(known.drawn, lives), simulate_stood(service(), known))
+    stood = compare(DrawnWindow(known.drawn, lives), simulate_stood(service(), known))
     assert [each.workers for each in stood.splits] == [TWO_AND_ONE]
     assert stood.of_standing(TWO_AND_ONE, 1.0) is None
 
 
 def test_what_stood_before_a_worker_came_must_have_kept_it_beyond_chance_too() -> None:
     record = SplitRecord(ONE_EACH, 60.0, 2.0, 0.0, 2.0, 0.0)
-    stood = Stood((record,), record)
+    stood = StandingRecord((record,), record)
     requests = [TracedRequest(float(second), 3000, 150) for second in range(60)]
     for present, is_kept in ((ONE_EACH, True), (TWO_AND_ONE, False)):
-        search = Search(service(), given_window(requests), 0.05, present, LIMITS, stood=stood)
+        search = Search(service(), given_window(requests), 0.05, present, LIMITS, record=stood)
         assert run(search, ONE_EACH).is_kept is is_kept
 
 
 def test_what_frontends_do_not_count_is_not_compared() -> None:
     known = window(EXACT)
     uncounted = [replace(each, late=None) for each in known.intervals]
-    assert compare(Window(known.drawn, uncounted), simulate_stood(service(), known)) == Stood()
+    assert compare(DrawnWindow(known.drawn, uncounted), simulate_stood(service(), known)) == StandingRecord()
 
 
 def test_of_a_split_that_stood_all_the_time_what_was_measured_counts() -> None:
     record = SplitRecord(ONE_EACH, 1000.0, 190.0, 10.0, 20.0, 10.0)
     requests = [TracedRequest(float(second), 3000, 150) for second in range(60)]
-    stood = Stood((record,), record)
-    search = Search(service(), given_window(requests), 0.05, ONE_EACH, LIMITS, stood=stood)
+    stood = StandingRecord((record,), record)
+    search = Search(service(), given_window(requests), 0.05, ONE_EACH, LIMITS, record=stood)
     assert run(search, ONE_EACH).in_time == pytest.approx(0.81)
     assert not run(search, ONE_EACH).is_kept
     assert run(search, TWO_AND_ONE).is_kept

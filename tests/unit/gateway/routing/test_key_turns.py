@@ -14,7 +14,7 @@ from dynaplan.config.settings.keys import KeySettings
 from dynaplan.gateway.keys.counts import KeyCounts
 from dynaplan.gateway.keys.keyring import KeyHolder, KeyUse
 from dynaplan.gateway.openai_api import COMPLETIONS, ApiError, Call
-from dynaplan.gateway.routing.turns import Turn, Turns
+from dynaplan.gateway.routing.key_turns import Turn, Turns
 from dynaplan.gateway.routing.worker_router import Booking, WorkerRouter
 from tests.fakes.polling import eventually
 from tests.unit.gateway.routing.test_worker_router import Instances, router, worker

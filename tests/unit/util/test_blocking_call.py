@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dynaplan.util.blocking_read import BlockingRead
+from dynaplan.util.blocking_call import BlockingCall
 from tests.fakes.polling import eventually
 
 
@@ -32,12 +32,12 @@ def driver() -> Iterator[Driver]:
 
 
 async def test_each_call_returns_a_new_read(driver: Driver) -> None:
-    reading = BlockingRead(driver.read, 0)
+    reading = BlockingCall(driver.read, 0)
     assert [await reading.value(60) for _ in range(3)] == [1, 2, 3]
 
 
 async def test_while_a_read_hangs_the_last_value_is_returned_and_nothing_more_is_read(driver: Driver) -> None:
-    reading = BlockingRead(driver.read, 0)
+    reading = BlockingCall(driver.read, 0)
     driver.answers.clear()
     assert [await reading.value(0.01) for _ in range(3)] == [0, 0, 0]
     assert driver.reads == 1
@@ -50,7 +50,7 @@ async def test_while_a_read_hangs_the_last_value_is_returned_and_nothing_more_is
 
 
 async def test_a_caller_that_leaves_ends_no_read(driver: Driver) -> None:
-    reading = BlockingRead(driver.read, 0)
+    reading = BlockingCall(driver.read, 0)
     driver.answers.clear()
     caller = asyncio.create_task(reading.value(60))
     await eventually(lambda: driver.reads == 1)
@@ -61,6 +61,6 @@ async def test_a_caller_that_leaves_ends_no_read(driver: Driver) -> None:
 
 async def test_a_read_that_fails_leaves_the_last_value(caplog: pytest.LogCaptureFixture) -> None:
     numbers = iter([5])
-    reading = BlockingRead(lambda: next(numbers), 0)
+    reading = BlockingCall(lambda: next(numbers), 0)
     assert [await reading.value(60), await reading.value(60)] == [5, 5]
-    assert "a read failed" in caplog.text
+    assert "a call failed" in caplog.text

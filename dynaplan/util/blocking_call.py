@@ -1,4 +1,4 @@
-"""A read that may hang, as that of a broken GPU's driver does, without hanging who asks for it."""
+"""A call that may hang, as one of a broken GPU's driver does, without hanging who makes it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class BlockingRead(Generic[T]):
-    """Calls ``read`` in a thread, one call at a time.
+class BlockingCall(Generic[T]):
+    """Makes a call in a thread, one at a time.
 
-    Not in asyncio's pool of threads: a read that hangs would occupy one of these few, and the process could
+    Not in asyncio's pool of threads: a call that hangs would occupy one of these few, and the process could
     not end.
     """
 
-    def __init__(self, read: Callable[[], T], default: T) -> None:
-        self._read = read
+    def __init__(self, call: Callable[[], T], default: T) -> None:
+        self._call = call
         self._last = default
         self._ended: asyncio.Future[None] | None = None
 
     async def value(self, timeout_s: float) -> T:
-        """Wait for the read that goes on, or for a new one, and return its value.
+        """Wait for the call that goes on, or for a new one, and return its value.
 
         If it fails, or takes longer than ``timeout_s``: the value of the last one that succeeded,
         however late, at first ``default``.
@@ -41,8 +41,8 @@ class BlockingRead(Generic[T]):
 
     def _run(self, loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
         try:
-            self._last = self._read()
+            self._last = self._call()
         except Exception:
-            log.exception("a read failed")
+            log.exception("a call failed")
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(ended.set_result, None)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynaplan.contract.running_limits import RunningLimit
-from dynaplan.routing.running_places import free_places, is_held_back
+from dynaplan.routing.hold_back import free_places, is_held_back
 
 LIMIT = RunningLimit(4, wait_s=1.0, ends_per_s=2.0)
 numbers = st.lists(st.integers(0, 12), max_size=6)
