@@ -179,7 +179,7 @@ async def wait_until_free(
     with ProgressLine() as line:
         while names := (
             _awaited(find_deployment(found.namespace), chosen)
-            or "; ".join(by_reason(busy_gpus(gpus, await uses.value(DRIVER_TIMEOUT_S)), gpus))
+            or "; ".join(by_reason(busy_gpus(gpus, await uses.latest_value(DRIVER_TIMEOUT_S)), gpus))
         ):
             check_alive(found)
             if time.monotonic() > deadline_s:

@@ -116,7 +116,7 @@ class StatusPoller:
             await self._poll_slow_sources(answers)
         if self._gpus and now_s - self._gpus_s >= GPU_POLL_S:
             self._gpus_s = now_s
-            self._gpus_shown = await self._gpu_rows.value(GPU_POLL_S)
+            self._gpus_shown = await self._gpu_rows.latest_value(GPU_POLL_S)
         document = deployment_document(self.found, replace(answers, keys=self._keys), self._routed)
         power = self._power(now_s)
         for row in document["workers"]:

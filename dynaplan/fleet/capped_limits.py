@@ -40,14 +40,14 @@ MAX_BYTES = 65536
 
 
 @dataclass(frozen=True)
-class LimitChanges:
+class LimitResults:
     """The limits that were set, in watts by GPU, and why others were not."""
 
     done: Mapping[int, float]
     failures: Mapping[int, str]
 
 
-class LimitFiles:
+class DeploymentCaps:
     """The limits of GPUs, as far as one deployment caps them; ``deployment`` is the path of its statefile.
 
     ``indices`` are the GPUs whose limit is ours, or another deployment's, as of the last change.
@@ -75,7 +75,7 @@ class LimitFiles:
 
     def change(
         self, driver: PowerLimits, gpus: Iterable[Gpu], cap_watts: float | None
-    ) -> LimitChanges | None:
+    ) -> LimitResults | None:
         """Cap these GPUs, or with None end this deployment's caps.
 
         Returns None, and does nothing, while another deployment changes limits. Blocks as the driver does.
@@ -101,7 +101,7 @@ class LimitFiles:
                 if holds:
                     indices.add(index)
         self.indices = frozenset(indices)
-        return LimitChanges(done, failures)
+        return LimitResults(done, failures)
 
     @contextmanager
     def _locked(self) -> Iterator[int | None]:
@@ -195,14 +195,14 @@ def _read(directory: int, name: str) -> tuple[Gpu, CappedLimit] | None:
 
 def set_back(statefile: Path) -> None:
     """End the caps of a deployment, if it has any; what the driver refuses or holds up stays written down."""
-    limits = LimitFiles(statefile)
+    limits = DeploymentCaps(statefile)
     if own := limits.own():
         setting = threading.Thread(target=_set_back, args=(limits, own), daemon=True)
         setting.start()
         setting.join(DRIVER_TIMEOUT_S)
 
 
-def _set_back(limits: LimitFiles, gpus: tuple[Gpu, ...]) -> None:
+def _set_back(limits: DeploymentCaps, gpus: tuple[Gpu, ...]) -> None:
     deadline_s = time.monotonic() + DRIVER_TIMEOUT_S
     try:
         while (changes := limits.change(power_limits(gpus), gpus, None)) is None:

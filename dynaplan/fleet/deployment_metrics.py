@@ -87,7 +87,7 @@ class DeploymentMetrics:
         if gpus != self._gpus:
             self._gpus = gpus
             self._read_gpus = _gpu_reader(gpus) if gpus else list
-        samples += await self._gpu_samples.value(METRICS_TIMEOUT_S)
+        samples += await self._gpu_samples.latest_value(METRICS_TIMEOUT_S)
         texts = [("", render_own().decode())]
         try:
             async with asyncio.timeout(METRICS_TIMEOUT_S):

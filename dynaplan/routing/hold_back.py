@@ -16,7 +16,7 @@ def free_places(limit: RunningLimit, running: Sequence[int]) -> int:
     return sum(max(0, limit.most - number) for number in running)
 
 
-def is_held_back(limit: RunningLimit, running: Sequence[int], waiting: int) -> bool:
+def must_wait(limit: RunningLimit, running: Sequence[int], waiting: int) -> bool:
     """Tell whether a request has to wait for a place at one of these workers, behind ``waiting`` others.
 
     Not where there is a place for it, and not where waiting is in vain: until it has one, all that run beyond

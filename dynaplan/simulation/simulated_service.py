@@ -26,7 +26,7 @@ from dynaplan.events.dispatch_order import DispatchRule, UsualTime, deadline_s
 from dynaplan.graph.lifecycle import Role
 from dynaplan.routing.booking import BookEntry
 from dynaplan.routing.disaggregation import PrefillPlace, place_prefill
-from dynaplan.routing.hold_back import free_places, is_held_back
+from dynaplan.routing.hold_back import free_places, must_wait
 from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.pools import CacheChanges, Pools, SimulatedEngine, SimulatedWorker
@@ -270,7 +270,7 @@ class SimulatedService:
     def _hold_back(self, key: str, limit: RunningLimit) -> bool:
         """Have the request wait for a place, as at a live frontend; False where it need not, or in vain."""
         self.advance_decoders(self.now_s)
-        if not is_held_back(limit, self._running(), len(self._held_back)):
+        if not must_wait(limit, self._running(), len(self._held_back)):
             return False
         self._held_back.append(key)
         if not self._is_looking:

@@ -26,7 +26,7 @@ class BlockingCall(Generic[T]):
         self._last = default
         self._ended: asyncio.Future[None] | None = None
 
-    async def value(self, timeout_s: float) -> T:
+    async def latest_value(self, timeout_s: float) -> T:
         """Wait for the call that goes on, or for a new one, and return its value.
 
         If it fails, or takes longer than ``timeout_s``: the value of the last one that succeeded,

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.planner.backtesting.evidence import load_change
-from dynaplan.planner.backtesting.record import StandingRecord
+from dynaplan.planner.backtesting.record import ServedRecord
 from dynaplan.planner.model import LOAD_ABOVE, LOAD_BELOW, LOAD_WITHIN
 from dynaplan.planner.sizing.look_ahead import lookahead
 from tests.bench import standing
@@ -56,7 +56,7 @@ PARTS: Mapping[str, Part] = {
     "the forecast adds": Part({f"{SCHEDULE}.load_change": never(LOAD_ABOVE)}),
     "exchange of roles": Part({"planner.backtesting.search._Climb._exchange": lambda _, best: best}),
     "fewer misses after too many": Part({f"{SCHEDULE}.MIN_MISS_FRACTION": 1.0}),
-    "held to the record": Part({"planner.backtesting.record.compare": lambda *_: StandingRecord()}),
+    "held to the record": Part({"planner.backtesting.record.compare": lambda *_: ServedRecord()}),
     "the Kalman filter": Part(planner={"load-predictor": "constant"}),
     "looking ahead": Part(
         {"planner.sizing.demand_forecast.lookahead": lambda _, interval_s: lookahead(0.0, interval_s)}

@@ -54,7 +54,7 @@ class GpuWatch:
     async def run(self, wake: asyncio.Event) -> None:
         """Read the health for ever; wake the reconciler when it has changed."""
         while True:
-            readings = await self._reading.value(DRIVER_TIMEOUT_S)
+            readings = await self._reading.latest_value(DRIVER_TIMEOUT_S)
             if readings != self._readings:
                 self._readings = readings
                 wake.set()

@@ -20,7 +20,7 @@ from circus.plugins import CircusPlugin
 
 from dynaplan.contract.hook_events import DecisionEventSource
 from dynaplan.contract.power_caps import parse_power_cap
-from dynaplan.fleet.capped_limits import LimitFiles
+from dynaplan.fleet.capped_limits import DeploymentCaps
 from dynaplan.fleet.circus_client import REPLACE_EVENT, CircusClient
 from dynaplan.fleet.event_hook import ON_EVENT_VARIABLE, EventHook, EventWatch
 from dynaplan.fleet.gpu_claims import NodeClaims
@@ -136,7 +136,7 @@ class ReconcilerPlugin(CircusPlugin):
 
     async def _run(self) -> None:
         launch = Launch.from_json((Path(os.environ["DYNAPLAN_RUNTIME_DIR"]) / LAUNCH_FILE).read_text())
-        limits = LimitFiles(launch.statefile)
+        limits = DeploymentCaps(launch.statefile)
         ports = self._ports(launch, limits)
         fleet = await open_fleet(launch, ports, self._wake)
         reconciler = fleet.reconciler
@@ -149,7 +149,7 @@ class ReconcilerPlugin(CircusPlugin):
             self._tasks.spawn(hook.run(), "event hook")
         await reconciler.run()
 
-    def _ports(self, launch: Launch, limits: LimitFiles) -> FleetPorts:
+    def _ports(self, launch: Launch, limits: DeploymentCaps) -> FleetPorts:
         return FleetPorts(
             terminal=ServeTerminal(launch.log_dir / f"{launch.plugin_name}.log"),  # first: it takes the log
             store=connections.connect_store(),
@@ -181,7 +181,7 @@ class ReconcilerPlugin(CircusPlugin):
         claims = NodeClaims(launch.arbiter, launch.namespace)
         return GpuAvailability(launch.gpus, GpuClaims(claims, launch.gpus), self._gpu_memory(launch))
 
-    def _gpu_watch(self, launch: Launch, limits: LimitFiles) -> GpuWatch | None:
+    def _gpu_watch(self, launch: Launch, limits: DeploymentCaps) -> GpuWatch | None:
         """Begin to watch the health of the GPUs; None where the deployment has none."""
         if not launch.gpus:
             return None
@@ -198,7 +198,7 @@ class ReconcilerPlugin(CircusPlugin):
         return memory
 
 
-def _power_capping(launch: Launch, limits: LimitFiles, ports: FleetPorts) -> PowerCapping:
+def _power_capping(launch: Launch, limits: DeploymentCaps, ports: FleetPorts) -> PowerCapping:
     return PowerCapping(
         tuple(map(parse_power_cap, launch.power_caps)),
         launch.gpus,

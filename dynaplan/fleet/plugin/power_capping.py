@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dynaplan.contract.gpus import Gpu, indices
 from dynaplan.contract.holds import WallClock
 from dynaplan.contract.power_caps import PowerCap, cap_at
-from dynaplan.fleet.capped_limits import LimitChanges, LimitFiles
+from dynaplan.fleet.capped_limits import DeploymentCaps, LimitResults
 from dynaplan.fleet.gpu_devices import PowerLimits
 from dynaplan.util.blocking_call import BlockingCall
 from dynaplan.util.clock import Clock
@@ -32,7 +32,7 @@ class PowerCapping:
         caps: Sequence[PowerCap],
         gpus: Sequence[Gpu],
         driver: PowerLimits,
-        limits: LimitFiles,
+        limits: DeploymentCaps,
         terminal: Terminal,
         wall: WallClock,
         clock: Clock,
@@ -46,8 +46,8 @@ class PowerCapping:
         self._wall = wall
         self._clock = clock
         self._unix_time_s = unix_time_s
-        self._changing = BlockingCall[LimitChanges | None](self._change, None)
-        self._told: LimitChanges | None = None
+        self._changing = BlockingCall[LimitResults | None](self._change, None)
+        self._told: LimitResults | None = None
         self._watts: dict[int, float] = {}
         self._said: set[str] = set()
 
@@ -60,7 +60,7 @@ class PowerCapping:
 
     async def look(self) -> None:
         """Compare the limits with the caps once, and set what differs."""
-        changes = await self._changing.value(DRIVER_TIMEOUT_S)
+        changes = await self._changing.latest_value(DRIVER_TIMEOUT_S)
         if changes and changes is not self._told:  # else nobody knows yet what is set
             self._told = changes
             self._tell(changes)
@@ -68,14 +68,14 @@ class PowerCapping:
     def _cap_watts(self) -> float | None:
         return cap_at(self._caps, self._unix_time_s(), self._wall)
 
-    def _change(self) -> LimitChanges | None:
+    def _change(self) -> LimitResults | None:
         try:
             return self._limits.change(self._driver, self._gpus, self._cap_watts())
         except (OSError, DeploymentError) as error:
             why = f"the limit of before cannot be written down: {error}"
-            return LimitChanges({}, {gpu.index: why for gpu in self._gpus})
+            return LimitResults({}, {gpu.index: why for gpu in self._gpus})
 
-    def _tell(self, changes: LimitChanges) -> None:
+    def _tell(self, changes: LimitResults) -> None:
         ending = " again." if self._cap_watts() is None else " now (--power-cap)."
         news = {index: watts for index, watts in changes.done.items() if self._watts.get(index) != watts}
         self._watts |= news

@@ -23,7 +23,7 @@ from dynaplan.config.keys import expires_unix_s, hash_of, read_keys_file
 from dynaplan.config.settings.keys import KeySettings
 from dynaplan.gateway import timing
 from dynaplan.gateway.keys.counts import KeyCounts
-from dynaplan.gateway.keys.limits import WINDOW_S, LimitUse, SlidingMinute, Used, rate_headers
+from dynaplan.gateway.keys.limits import WINDOW_S, LimitUse, MinuteUsage, Used, rate_headers
 from dynaplan.gateway.keys.usage import KeyUsage
 from dynaplan.gateway.openai_api import ApiError, Call
 from dynaplan.gateway.routing.key_turns import Turn
@@ -180,14 +180,14 @@ class KeyHolder:
             found.append(LimitUse(f"{kind}/min", math.ceil(window.used), window.limit))
         return found
 
-    def _windows(self, used: Used) -> dict[str, SlidingMinute]:
+    def _windows(self, used: Used) -> dict[str, MinuteUsage]:
         elapsed_s = self._counts.unix_s() % WINDOW_S
         amounts = {
             "requests": (used.requests_now, used.requests_before),
             "tokens": (used.tokens_now, used.tokens_before),
         }
         return {
-            kind: SlidingMinute(limit, *amounts[kind], elapsed_s) for kind, limit in self._per_minute.items()
+            kind: MinuteUsage(limit, *amounts[kind], elapsed_s) for kind, limit in self._per_minute.items()
         }
 
     def _too_much(self, limit: str, kind: str, wait_s: float, used: Used) -> ApiError:

@@ -40,7 +40,7 @@ class LimitUse(NamedTuple):
     limit: int
 
 
-class SlidingMinute(NamedTuple):
+class MinuteUsage(NamedTuple):
     """A limit and what is used of it, ``elapsed_s`` after the current minute began."""
 
     limit: int

@@ -53,7 +53,7 @@ class Turns:
         self.queue = FairQueue[Turn]()
         self.now_s = asyncio.get_running_loop().time
 
-    def open_to(
+    def workers_for(
         self, turn: Turn, usable: Sequence[Instance], books: Mapping[int, TurnsBook]
     ) -> list[Instance]:
         """Return those of the usable workers that may take this request now; none before its turn.

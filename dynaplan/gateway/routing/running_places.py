@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from dynaplan.config.settings.frontend import part_of_limit
 from dynaplan.contract.running_limits import RunningLimit
-from dynaplan.routing.hold_back import free_places, is_held_back
+from dynaplan.routing.hold_back import free_places, must_wait
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class RunningPlaces:
     def would_hold_back(self) -> bool:
         """Tell whether a request that came now would wait for a place."""
         limit, running = self.limit, self._running()
-        return limit is not None and bool(running) and is_held_back(limit, running, len(self.waiting))
+        return limit is not None and bool(running) and must_wait(limit, running, len(self.waiting))
 
     async def wait(
         self,

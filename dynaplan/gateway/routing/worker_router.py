@@ -247,7 +247,7 @@ class WorkerRouter:
         usable = self._usable(now_s)
         if not usable:
             return None
-        if turn and self.turns and not (usable := self.turns.open_to(turn, usable, books)):
+        if turn and self.turns and not (usable := self.turns.workers_for(turn, usable, books)):
             return None
         if limit := self.places.limit:
             below = [each for each in usable if books[each.instance_id].in_flight < limit.most]

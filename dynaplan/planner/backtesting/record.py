@@ -1,4 +1,4 @@
-"""What really stood beside what really happened: the model of the engines is held to its own record.
+"""What the model says of the workers that served, beside what happened: it is held to its own record.
 
 A backtest believes a model. So before it tries any split, what stood in the window is simulated as it stood:
 the same arrivals, the workers that served in each interval (a change is in the middle of the interval that
@@ -92,7 +92,7 @@ class DrawnWindow:
 
 
 @dataclass(frozen=True)
-class StandingRecord:
+class ServedRecord:
     """The record of each split that served in the window, the last one first, and the shifts for all.
 
     ``newest`` is the record of the last ten minutes, where the same workers served all the time; else None.
@@ -129,13 +129,13 @@ def _shifted(part: float, shift: float) -> float:
     return odds / (odds + 1 - part)
 
 
-def simulate_stood(
+def simulate_served(
     service: ServiceSettings, window: DrawnWindow, runs: KeptRuns | None = None
 ) -> list[Traffic]:
     """Simulate the workers that served in each interval; return what frontends would have counted in each."""
     runs = runs or KeptRuns()
     runs.begin(service, window.drawn)
-    return runs.stood(window.drawn, [each.serving for each in window.intervals])
+    return runs.simulate_served(window.drawn, [each.serving for each in window.intervals])
 
 
 # -- refit ------------------------------------------------------------------------------------------------
@@ -150,16 +150,16 @@ def hold_to_record(
     before: Corrections,
     fitted: Sequence[Role],
     runs: KeptRuns | None = None,
-) -> tuple[Corrections, StandingRecord]:
+) -> tuple[Corrections, ServedRecord]:
     """Return the factors of step times, refitted for the roles in ``fitted``, and the record of the window.
 
     To this end the workers that served in the window are simulated, with several factors where these are
     refitted: the record has the misses that were measured beside the simulated ones.
     """
-    replayed = simulate_stood(build(before), window, runs)
+    replayed = simulate_served(build(before), window, runs)
     after = _refit(build, window, before, replayed, fitted)
     if after != before:
-        replayed = simulate_stood(build(after), window, runs)
+        replayed = simulate_served(build(after), window, runs)
     return after, compare(window, replayed)
 
 
@@ -175,7 +175,7 @@ def _refit(
 
     def apart(role: Role, others: Corrections, factor: float) -> float:
         corrections = others.with_factor(role, factor)
-        again = replayed if corrections == before else simulate_stood(build(corrections), begun)
+        again = replayed if corrections == before else simulate_served(build(corrections), begun)
         return _median_ratio(MEANS[role], compared, again[-len(compared) :])
 
     after = before
@@ -227,7 +227,7 @@ def _solve(apart: Callable[[float], float], start: float) -> float:
 # -- held to the record -----------------------------------------------------------------------------------
 
 
-def compare(window: DrawnWindow, replayed: Sequence[Traffic]) -> StandingRecord:
+def compare(window: DrawnWindow, replayed: Sequence[Traffic]) -> ServedRecord:
     """Return the record of the splits that served, measured beside replayed misses, and the shifts.
 
     It is empty where frontends do not count misses.
@@ -249,7 +249,7 @@ def compare(window: DrawnWindow, replayed: Sequence[Traffic]) -> StandingRecord:
     by_split = (_sum([each for each in records if each.workers == workers]) for workers in splits)
     is_one = bool(records) and len({each.serving for each in intervals}) == 1
     newest = _sum(records[-len(window.newest(RECENT_S).intervals) :]) if is_one else None
-    return StandingRecord(tuple(by_split), newest, ttft, itl)
+    return ServedRecord(tuple(by_split), newest, ttft, itl)
 
 
 def _streamed_part(pairs: Sequence[tuple[Interval, Traffic]]) -> float:

@@ -166,7 +166,7 @@ class _FrontendMeter(TrafficMeter):
         """Do nothing: what is not answered has no times."""
 
 
-class StoodRun(_Run):
+class ServedRun(_Run):
     """The run of the workers that served, as they came and went; ``counted`` is by each interval's begin."""
 
     def __init__(self, service: ServiceSettings, workers: PoolSizes, begin_s: float) -> None:
@@ -200,7 +200,7 @@ class KeptRuns:
         self._service: ServiceSettings | None = None
         self._newest: object = None
         self._splits: dict[PoolSizes, SplitRun] = {}
-        self._stood: StoodRun | None = None
+        self._served: ServedRun | None = None
 
     def begin(self, service: ServiceSettings, window: Sequence[DrawnInterval]) -> None:
         """Begin a backtest of that window, and drop the kept runs that are of no use to it.
@@ -209,7 +209,7 @@ class KeptRuns:
         """
         is_known = any(each.identity == self._newest for each in window)
         if not is_known or self._service is None or not is_same(self._service, service):
-            self._service, self._splits, self._stood = service, {}, None
+            self._service, self._splits, self._served = service, {}, None
         if not window:
             return
         self._newest = window[-1].identity
@@ -219,7 +219,7 @@ class KeptRuns:
             return run.until_s >= begin_s and run.in_service <= most
 
         self._splits = {workers: run for workers, run in self._splits.items() if is_of_use(run)}
-        self._stood = self._stood if self._stood and is_of_use(self._stood) else None
+        self._served = self._served if self._served and is_of_use(self._served) else None
         for run in self._splits.values():
             run.forget_before(begin_s)
 
@@ -230,11 +230,13 @@ class KeptRuns:
             self._splits[workers] = SplitRun(self._service, workers, begin_s)
         return self._splits[workers]
 
-    def stood(self, window: Sequence[DrawnInterval], servings: Sequence[PoolSizes]) -> list[Traffic]:
+    def simulate_served(
+        self, window: Sequence[DrawnInterval], servings: Sequence[PoolSizes]
+    ) -> list[Traffic]:
         """Return what frontends would have counted in each interval with the workers that served in it."""
         if not window:
             return []
-        kept = course = self._stood_run(window[0].begin_s, servings)
+        kept = course = self._served_run(window[0].begin_s, servings)
         kept.forget_before(window[0].begin_s)
         for interval, serving in zip(window, servings, strict=True):
             if interval.end_s > course.until_s:
@@ -243,15 +245,15 @@ class KeptRuns:
                 course.serve(interval, serving)
         return [course.counted[each.begin_s] for each in window]
 
-    def _stood_run(self, begin_s: float, servings: Sequence[PoolSizes]) -> StoodRun:
+    def _served_run(self, begin_s: float, servings: Sequence[PoolSizes]) -> ServedRun:
         """Return the kept run of the workers that served; a new one where its GPUs are too few."""
         assert self._service, "a backtest has begun"
         most = {role: max(each.of(role) for each in servings) for role in self._service.engines}
         gpus = sum(workers * self._service.gpus_per_worker[role] for role, workers in most.items())
-        if self._stood is None or self._stood.gpus < 2 * gpus:  # those who leave hold theirs for a while
+        if self._served is None or self._served.gpus < 2 * gpus:  # those who leave hold theirs for a while
             settings = replace(self._service, gpus=2 * max(gpus, self._service.gpus))
-            self._stood = StoodRun(settings, servings[0], begin_s)
-        return self._stood
+            self._served = ServedRun(settings, servings[0], begin_s)
+        return self._served
 
 
 def is_same(one: ServiceSettings, other: ServiceSettings) -> bool:

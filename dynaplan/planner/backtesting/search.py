@@ -35,7 +35,7 @@ from dynaplan.contract.counts import PoolSizes
 from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
 from dynaplan.planner.backtesting.evidence import allowed_misses
 from dynaplan.planner.backtesting.intervals import RECENT_S, Z
-from dynaplan.planner.backtesting.record import StandingRecord
+from dynaplan.planner.backtesting.record import ServedRecord
 from dynaplan.planner.backtesting.runs import KeptRuns, SplitRun
 from dynaplan.planner.model import WorkerLimits
 from dynaplan.planner.sizing.limits import fit_budget, raise_to
@@ -86,7 +86,7 @@ class Search:
     present: PoolSizes
     limits: WorkerLimits
     runs: KeptRuns = field(default_factory=KeptRuns)
-    record: StandingRecord = field(default_factory=StandingRecord)
+    record: ServedRecord = field(default_factory=ServedRecord)
 
     def __post_init__(self) -> None:
         self.runs.begin(self.service, self.window)

@@ -33,18 +33,18 @@ def driver() -> Iterator[Driver]:
 
 async def test_each_call_returns_a_new_read(driver: Driver) -> None:
     reading = BlockingCall(driver.read, 0)
-    assert [await reading.value(60) for _ in range(3)] == [1, 2, 3]
+    assert [await reading.latest_value(60) for _ in range(3)] == [1, 2, 3]
 
 
 async def test_while_a_read_hangs_the_last_value_is_returned_and_nothing_more_is_read(driver: Driver) -> None:
     reading = BlockingCall(driver.read, 0)
     driver.answers.clear()
-    assert [await reading.value(0.01) for _ in range(3)] == [0, 0, 0]
+    assert [await reading.latest_value(0.01) for _ in range(3)] == [0, 0, 0]
     assert driver.reads == 1
     driver.answers.set()
 
     async def is_read_anew() -> bool:
-        return await reading.value(60) == 2
+        return await reading.latest_value(60) == 2
 
     await eventually(is_read_anew)
 
@@ -52,15 +52,15 @@ async def test_while_a_read_hangs_the_last_value_is_returned_and_nothing_more_is
 async def test_a_caller_that_leaves_ends_no_read(driver: Driver) -> None:
     reading = BlockingCall(driver.read, 0)
     driver.answers.clear()
-    caller = asyncio.create_task(reading.value(60))
+    caller = asyncio.create_task(reading.latest_value(60))
     await eventually(lambda: driver.reads == 1)
     caller.cancel()
     driver.answers.set()
-    assert await reading.value(60) == 1
+    assert await reading.latest_value(60) == 1
 
 
 async def test_a_read_that_fails_leaves_the_last_value(caplog: pytest.LogCaptureFixture) -> None:
     numbers = iter([5])
     reading = BlockingCall(lambda: next(numbers), 0)
-    assert [await reading.value(60), await reading.value(60)] == [5, 5]
+    assert [await reading.latest_value(60), await reading.latest_value(60)] == [5, 5]
     assert "a call failed" in caplog.text

@@ -11,7 +11,7 @@ import pytest
 
 from dynaplan.contract.power_caps import parse_power_cap
 from dynaplan.fleet import capped_limits
-from dynaplan.fleet.capped_limits import LimitFiles, set_back
+from dynaplan.fleet.capped_limits import DeploymentCaps, set_back
 from dynaplan.fleet.gpu_devices import power_limits, simulated
 from dynaplan.fleet.plugin import power_capping
 from dynaplan.fleet.plugin.power_capping import PowerCapping
@@ -26,7 +26,7 @@ NIGHT, DAY = 23 * 60, 12 * 60
 class CappedBox:
     def __init__(self, statefile: Path, *caps: str, gpus: int = 2) -> None:
         self.statefile, self.minute = statefile, NIGHT
-        self.limits, self.terminal = LimitFiles(statefile), FakeTerminal()
+        self.limits, self.terminal = DeploymentCaps(statefile), FakeTerminal()
         devices = simulated(gpus)
         self.driver = power_limits(devices)
         self.capping = PowerCapping(

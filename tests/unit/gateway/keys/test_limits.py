@@ -8,27 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.gateway.keys.limits import SlidingMinute, Used, rate_headers
+from dynaplan.gateway.keys.limits import MinuteUsage, Used, rate_headers
 
 
 @pytest.mark.parametrize(
     ("window", "wait_s"),
     [
-        (SlidingMinute(10, 0, 0, 30.0), 0.0),
-        (SlidingMinute(10, 9, 0, 30.0), 0.0),
-        (SlidingMinute(10, 10, 0, 30.0), 30.0 + 6.0),  # a tenth of them has left 6 s into the next minute
-        (SlidingMinute(10, 0, 20, 0.0), 33.0),  # 20 * (1 - 33 / 60) = 9
-        (SlidingMinute(1, 1, 0, 0.0), 120.0),
-        (SlidingMinute(10, 0, 20, 40.0), 0.0),
+        (MinuteUsage(10, 0, 0, 30.0), 0.0),
+        (MinuteUsage(10, 9, 0, 30.0), 0.0),
+        (MinuteUsage(10, 10, 0, 30.0), 30.0 + 6.0),  # a tenth of them has left 6 s into the next minute
+        (MinuteUsage(10, 0, 20, 0.0), 33.0),  # 20 * (1 - 33 / 60) = 9
+        (MinuteUsage(1, 1, 0, 0.0), 120.0),
+        (MinuteUsage(10, 0, 20, 40.0), 0.0),
     ],
 )
-def test_one_waits_until_there_is_room(window: SlidingMinute, wait_s: float) -> None:
+def test_one_waits_until_there_is_room(window: MinuteUsage, wait_s: float) -> None:
     assert window.wait_s(1) == pytest.approx(wait_s)
 
 
 def test_what_is_larger_than_the_limit_never_passes() -> None:
-    assert SlidingMinute(100, 0, 0, 0.0).wait_s(101) == math.inf
-    assert SlidingMinute(100, -50, 0, 0.0).wait_s(101) == math.inf
+    assert MinuteUsage(100, 0, 0, 0.0).wait_s(101) == math.inf
+    assert MinuteUsage(100, -50, 0, 0.0).wait_s(101) == math.inf
 
 
 @given(
@@ -37,12 +37,12 @@ def test_what_is_larger_than_the_limit_never_passes() -> None:
 def test_after_the_wait_the_amount_is_within_the_limit(
     limit: int, now: int, before: int, elapsed_s: float, amount: int
 ) -> None:
-    window = SlidingMinute(limit, now, before, elapsed_s)
+    window = MinuteUsage(limit, now, before, elapsed_s)
     if (wait_s := window.wait_s(amount)) == math.inf:
         assert amount > limit
         return
     at_s = elapsed_s + wait_s
-    then = SlidingMinute(limit, now, before, at_s) if at_s < 60 else SlidingMinute(limit, 0, now, at_s - 60)
+    then = MinuteUsage(limit, now, before, at_s) if at_s < 60 else MinuteUsage(limit, 0, now, at_s - 60)
     assert then.used + amount <= limit + 1e-6
     if wait_s > 0.001:
         assert window.used + amount > limit - 1e-6

@@ -13,10 +13,10 @@ from dynaplan.planner.backtesting.backtest import simulated_service
 from dynaplan.planner.backtesting.intervals import Interval
 from dynaplan.planner.backtesting.record import (
     DrawnWindow,
-    StandingRecord,
+    ServedRecord,
     compare,
     hold_to_record,
-    simulate_stood,
+    simulate_served,
 )
 from dynaplan.planner.backtesting.runs import Misses
 from dynaplan.planner.backtesting.search import Search, run
@@ -47,7 +47,7 @@ def window(
     assert known.osl
     blank = [Interval(30.0, 30 * requests_per_s, (), known.isl, known.osl, serving=each) for each in stood]
     drawn = given_window(requests, 30.0)
-    measured = simulate_stood(service(truth, stood[0]), DrawnWindow(drawn, blank))
+    measured = simulate_served(service(truth, stood[0]), DrawnWindow(drawn, blank))
     intervals = [
         replace(
             each,
@@ -106,7 +106,7 @@ def test_a_role_that_is_not_fitted_keeps_its_factor() -> None:
 # -- held to the record -----------------------------------------------------------------------------------
 
 
-def compared(late: list[float], foretold: list[float]) -> StandingRecord:
+def compared(late: list[float], foretold: list[float]) -> ServedRecord:
     """Of 100 requests in each interval that many missed the TTFT, and were foretold to."""
     known = traffic(10.0)
     assert known.isl
@@ -144,7 +144,7 @@ def test_misses_that_come_together_are_chance_where_as_many_single_ones_are_not(
 def test_requests_that_are_not_streamed_are_neither_kept_nor_missed() -> None:
     """A quarter is streamed, of which as many miss as the model foretells of all, in a backlog too."""
     known = window(EXACT, requests_per_s=24.0)
-    replayed = simulate_stood(service(), known)
+    replayed = simulate_served(service(), known)
     quarter = [
         replace(each, first_tokens=(seen.first_tokens or 0.0) / 4, late=(each.late or 0.0) / 4)
         for each, seen in zip(known.intervals, replayed, strict=True)
@@ -159,7 +159,7 @@ def test_requests_that_are_not_streamed_are_neither_kept_nor_missed() -> None:
 def test_the_record_of_few_requests_does_not_stand_in_place_of_a_simulation() -> None:
     known = window(EXACT, requests_per_s=24.0)
     unseen = [replace(each, first_tokens=0.0, late=0.0, long=0.0) for each in known.intervals]
-    stood = compare(DrawnWindow(known.drawn, unseen), simulate_stood(service(), known))
+    stood = compare(DrawnWindow(known.drawn, unseen), simulate_served(service(), known))
     simulated = run(Search(service(), known.drawn, 0.05, ONE_EACH, LIMITS), ONE_EACH)
     beside = run(Search(service(), known.drawn, 0.05, ONE_EACH, LIMITS, record=stood), ONE_EACH)
     assert not simulated.is_kept
@@ -169,14 +169,14 @@ def test_the_record_of_few_requests_does_not_stand_in_place_of_a_simulation() ->
 def test_a_split_that_stood_at_the_windows_end_alone_did_not_stand_all_the_time() -> None:
     known = window(EXACT, stood=(ONE_EACH,) * 5 + (TWO_AND_ONE,))
     lives = [replace(each, ttft_ms=140_000.0) for each in known.intervals]
-    stood = compare(DrawnWindow(known.drawn, lives), simulate_stood(service(), known))
+    stood = compare(DrawnWindow(known.drawn, lives), simulate_served(service(), known))
     assert [each.workers for each in stood.splits] == [TWO_AND_ONE]
     assert stood.of_standing(TWO_AND_ONE, 1.0) is None
 
 
 def test_what_stood_before_a_worker_came_must_have_kept_it_beyond_chance_too() -> None:
     record = SplitRecord(ONE_EACH, 60.0, 2.0, 0.0, 2.0, 0.0)
-    stood = StandingRecord((record,), record)
+    stood = ServedRecord((record,), record)
     requests = [TracedRequest(float(second), 3000, 150) for second in range(60)]
     for present, is_kept in ((ONE_EACH, True), (TWO_AND_ONE, False)):
         search = Search(service(), given_window(requests), 0.05, present, LIMITS, record=stood)
@@ -186,13 +186,13 @@ def test_what_stood_before_a_worker_came_must_have_kept_it_beyond_chance_too() -
 def test_what_frontends_do_not_count_is_not_compared() -> None:
     known = window(EXACT)
     uncounted = [replace(each, late=None) for each in known.intervals]
-    assert compare(DrawnWindow(known.drawn, uncounted), simulate_stood(service(), known)) == StandingRecord()
+    assert compare(DrawnWindow(known.drawn, uncounted), simulate_served(service(), known)) == ServedRecord()
 
 
 def test_of_a_split_that_stood_all_the_time_what_was_measured_counts() -> None:
     record = SplitRecord(ONE_EACH, 1000.0, 190.0, 10.0, 20.0, 10.0)
     requests = [TracedRequest(float(second), 3000, 150) for second in range(60)]
-    stood = StandingRecord((record,), record)
+    stood = ServedRecord((record,), record)
     search = Search(service(), given_window(requests), 0.05, ONE_EACH, LIMITS, record=stood)
     assert run(search, ONE_EACH).in_time == pytest.approx(0.81)
     assert not run(search, ONE_EACH).is_kept

@@ -68,7 +68,9 @@ def test_what_stood_goes_on_as_if_the_whole_window_had_been_simulated(name: str)
 
     def stood(window: Sequence[DrawnInterval], runs: KeptRuns) -> list[Traffic]:
         runs.begin(given, window)
-        return runs.stood(window, [more if 50 <= each.begin_s < 120 else workers for each in window])
+        return runs.simulate_served(
+            window, [more if 50 <= each.begin_s < 120 else workers for each in window]
+        )
 
     runs = KeptRuns()
     for seen_s in range(20, 210, 10):
