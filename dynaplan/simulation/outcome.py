@@ -10,7 +10,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from functools import reduce
+from itertools import repeat, zip_longest
+from math import floor, log
+from operator import add, truediv
 
 from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.contract.traced_requests import TracedRequest
@@ -26,8 +29,8 @@ _ZERO = -(10**9)
 """The bucket of the value 0, below all others."""
 
 
-def _bucket(value: float) -> int:
-    return math.floor(math.log(value) / _GROWTH) if value > 0 else _ZERO
+MAX_UNCOUNTED = 64
+"""The values of a distribution that wait until they are counted at once, which costs less than one by one."""
 
 
 class Distribution:
@@ -36,42 +39,68 @@ class Distribution:
     Percentiles are within ``PRECISION``; ``count``, ``total`` and ``highest`` are exact.
     """
 
-    __slots__ = ("_counts", "count", "highest", "total")
+    __slots__ = ("_count", "_counts", "_highest", "_total", "_uncounted")
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-        self.count = 0
-        self.total = 0.0
-        self.highest = 0.0
+        self._counts: Counter[int] = Counter()
+        self._count = 0
+        self._total = 0.0
+        self._highest = 0.0
+        self._uncounted: list[float] = []
 
     def add(self, value: float) -> None:
-        """Count one value in its bucket, and in number, sum and highest."""
-        self.add_in(_bucket(value), value)
+        """Add one value."""
+        self._uncounted.append(value)
+        if len(self._uncounted) >= MAX_UNCOUNTED:
+            self.compact()
 
-    def add_in(self, bucket: int, value: float) -> None:
-        """Count a value whose bucket is known, because another distribution has it, too."""
-        self._counts[bucket] = self._counts.get(bucket, 0) + 1
-        self.count += 1
-        self.total += value
-        if value > self.highest:
-            self.highest = value
+    @property
+    def count(self) -> int:
+        return self._count + len(self._uncounted)
+
+    @property
+    def total(self) -> float:
+        """The sum of the values, in the order in which they came."""
+        self.compact()
+        return self._total
+
+    @property
+    def highest(self) -> float:
+        """The largest value; 0 without values."""
+        self.compact()
+        return self._highest
 
     def merge(self, other: Distribution) -> None:
         """Count all values of another distribution too."""
-        for bucket, count in other._counts.items():
-            self._counts[bucket] = self._counts.get(bucket, 0) + count
-        self.count += other.count
-        self.total += other.total
-        self.highest = max(self.highest, other.highest)
+        self.compact()
+        self._total += other.total
+        self._highest = max(self._highest, other.highest)
+        self._count += other._count
+        self._counts.update(other._counts)
+
+    def compact(self) -> None:
+        """Count the values that wait: nothing but memory changes."""
+        values = self._uncounted
+        if not values:
+            return
+        self._count += len(values)
+        self._total = reduce(add, values, self._total)
+        self._highest = max(self._highest, *values)
+        positive = [value for value in values if value > 0]
+        if len(positive) < len(values):
+            self._counts[_ZERO] += len(values) - len(positive)
+        self._counts.update(map(floor, map(truediv, map(log, positive), repeat(_GROWTH))))
+        values.clear()
 
     def percentile(self, percent: float) -> float:
         """Return the value that ``percent`` of 100 values do not exceed; 0 without values."""
-        rank = math.ceil(self.count * percent / 100)
+        self.compact()
+        rank = math.ceil(self._count * percent / 100)
         for bucket in sorted(self._counts):
             rank -= self._counts[bucket]
             if rank <= 0:
                 middle = math.exp((bucket + 0.5) * _GROWTH) if bucket != _ZERO else 0.0
-                return min(middle, self.highest)
+                return min(middle, self._highest)
         return 0.0
 
 
@@ -133,14 +162,23 @@ class Windows:
         return iter(self._windows)
 
     def of(self, at_s: float) -> Window:
+        index = int(at_s / self.width_s)
+        if index >= len(self._windows):
+            index = self._grow(at_s)
+        return self._windows[index]
+
+    def _grow(self, at_s: float) -> int:
+        """Make the windows until that moment, and return the index of its own."""
         while at_s >= self.MAX_COUNT * self.width_s:
             pairs = zip_longest(self._windows[::2], self._windows[1::2])
             self._windows = [one.merge(other) if other else one for one, other in pairs]
             self.width_s *= 2
         index = int(at_s / self.width_s)
-        while len(self._windows) <= index:
-            self._windows.append(Window())
-        return self._windows[index]
+        for window in self._windows:
+            window.ttft_ms.compact()
+            window.itl_ms.compact()
+        self._windows += [Window() for _ in range(len(self._windows), index + 1)]
+        return index
 
 
 @dataclass
@@ -190,18 +228,16 @@ class Outcome:
         self.output_tokens += output_tokens
         window = self.windows.of(arrival_s)
         window.answered += 1
-        bucket = _bucket(ttft_ms)
-        self.ttft_ms.add_in(bucket, ttft_ms)
-        window.ttft_ms.add_in(bucket, ttft_ms)
-        self.duration_s.add_in(_bucket(duration_s), duration_s)
+        self.ttft_ms.add(ttft_ms)
+        window.ttft_ms.add(ttft_ms)
+        self.duration_s.add(duration_s)
         if queued_s is not None:
-            self.queued_ms.add_in(_bucket(queued_s * 1000), queued_s * 1000)
+            self.queued_ms.add(queued_s * 1000)
         is_ttft_met, is_itl_met = ttft_ms <= self.slo.ttft_ms, True
         if itl_s is not None:
             itl_ms = itl_s * 1000
-            bucket = _bucket(itl_ms)
-            self.itl_ms.add_in(bucket, itl_ms)
-            window.itl_ms.add_in(bucket, itl_ms)
+            self.itl_ms.add(itl_ms)
+            window.itl_ms.add(itl_ms)
             is_itl_met = itl_ms <= self.slo.itl_ms
         self.ttft_met += is_ttft_met
         self.itl_met += is_itl_met

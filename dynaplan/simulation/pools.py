@@ -69,7 +69,7 @@ class SimulatedEngine:
     has one.
     """
 
-    __slots__ = ("_awaiting_first", "_changes", "_on_end", "_on_first_token", "model", "now_s")
+    __slots__ = ("_changes", "_on_end", "_on_first_token", "model", "now_s")
 
     def __init__(
         self,
@@ -83,7 +83,6 @@ class SimulatedEngine:
         self.now_s = 0.0
         self._on_first_token = on_first_token
         self._on_end = on_end
-        self._awaiting_first: deque[EngineRequest] = deque()
 
     def submit(self, request: EngineRequest, at_s: float) -> None:
         """Queue the request; an idle engine begins with it at that moment.
@@ -91,31 +90,30 @@ class SimulatedEngine:
         Raises ValueError for a request that the engine could never serve.
         """
         self.model.submit(request)
-        self.now_s = max(self.now_s, at_s)
-        if request.is_remote:
-            self._awaiting_first.append(request)
+        if at_s > self.now_s:
+            self.now_s = at_s
 
     def advance(self, until_s: float) -> None:
         """Do every step that begins before that moment."""
-        model = self.model
-        while self.now_s < until_s and not model.is_idle and self.step(until_s - self.now_s):
+        while self.now_s < until_s and self.step(until_s - self.now_s):
             pass
 
     def step(self, horizon_s: float = 0.0) -> bool:
         """Do one step, or several that only decode, as ``EngineModel.step``; False when nothing can go on."""
-        result = self.model.step(horizon_s)
-        if result.is_empty:
+        model = self.model
+        duration_s = model.step(horizon_s)
+        if duration_s is None:
             return False
         begun_s = self.now_s
-        self.now_s = end_s = begun_s + result.duration_s
-        if self._changes:
-            # Of several steps in one result all but the last are over when somebody asks.
-            self._changes.end_step(begun_s + result.duration_s / max(1, result.decode_steps))
-        for request in result.started:
-            self._on_first_token(request.request_id, end_s)
-        if result.decode_steps and self._awaiting_first:
-            self._note_remote_first_tokens(begun_s + result.duration_s / result.decode_steps)
-        for request in result.finished:
+        self.now_s = end_s = begun_s + duration_s
+        if model.started or self._changes:
+            # Of several steps in one all but the last are over when somebody asks.
+            first_end_s = begun_s + duration_s / model.steps
+            if self._changes:
+                self._changes.end_step(first_end_s)
+            for request in model.started:
+                self._on_first_token(request.request_id, first_end_s)
+        for request in model.finished:
             self._on_end(request.request_id, end_s)
         return True
 
@@ -123,15 +121,6 @@ class SimulatedEngine:
         """Tell the index, under the worker's number, of the cache's changes that are heard by now."""
         if self._changes:
             self._changes.publish(index, worker, now_s)
-
-    def _note_remote_first_tokens(self, first_s: float) -> None:
-        """Note the first tokens of requests whose prompt came from elsewhere: in their first decode step.
-
-        They emit them in the order in which they came, because the model admits them in that order.
-        """
-        emitted, awaiting = self.model.emitted_tokens, self._awaiting_first
-        while awaiting and emitted(awaiting[0]):
-            self._on_first_token(awaiting.popleft().request_id, first_s)
 
 
 NAMES: Mapping[Role, str] = {Role.PREFILL: PREFILL_COMPONENT, Role.DECODE: DECODE_COMPONENT}
@@ -142,13 +131,15 @@ NAMES: Mapping[Role, str] = {Role.PREFILL: PREFILL_COMPONENT, Role.DECODE: DECOD
 class SimulatedWorker:
     """One worker: its life as ``serve`` records it, its engine, and the router's book of it.
 
-    ``number`` is the id by which the router knows it. The book of a prefill worker counts its prompts only.
+    ``number`` is the id by which the router knows it. The book of a prefill worker counts its prompts only;
+    ``is_computing`` while a step of it has not ended.
     """
 
     record: Worker
     engine: SimulatedEngine
     number: int
     book: WorkerBook = field(default_factory=WorkerBook)
+    is_computing: bool = False
 
     @property
     def is_ready(self) -> bool:

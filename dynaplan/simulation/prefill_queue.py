@@ -6,16 +6,36 @@ They go in the order of arrival, or by deadline (``events/dispatch_order.py``).
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
+from typing import Generic, TypeVar
 
 from dynaplan.events.dispatch_order import DispatchRule, UsualTime
 from dynaplan.simulation.pools import SimulatedWorker
 
-ALWAYS_IN_TIME = (0.0, math.inf)
-"""The times of a prompt without a deadline."""
+
+class QueuedPrompt:
+    """A prompt of the queue; ``key`` is its request's. It arrived at ``arrival_s``, in seconds, and is to be
+    computed by ``deadline_s``.
+
+    A worker has it from ``taken_s`` on. ``is_directed``: out of the worker's own queue. ``is_given_up``: it
+    is computed in vain.
+    """
+
+    __slots__ = ("arrival_s", "deadline_s", "is_directed", "is_given_up", "key", "taken_s", "worker")
+
+    def __init__(self, key: str, arrival_s: float = 0.0, deadline_s: float = math.inf) -> None:
+        self.key = key
+        self.arrival_s = arrival_s
+        self.deadline_s = deadline_s
+        self.worker: SimulatedWorker | None = None
+        self.taken_s = 0.0
+        self.is_directed = self.is_given_up = False
 
 
-class SimulatedPrefillQueue:
+Prompt = TypeVar("Prompt", bound=QueuedPrompt)
+
+
+class SimulatedPrefillQueue(Generic[Prompt]):
     """Gives prompts out as JetStream gives work to the live workers, each of which asks for one at a time.
 
     A worker asks while it holds fewer than ``most_held`` prompts, computing or not. Prompts that are directed
@@ -26,121 +46,108 @@ class SimulatedPrefillQueue:
     def __init__(self, most_held: int, rule: DispatchRule | None = None) -> None:
         self._most_held = most_held
         self._rule = rule
-        self._late: deque[str] = deque()
-        self._times_s: dict[str, tuple[float, float]] = {}
-        self._taken_s: dict[str, float] = {}
+        self._late: deque[Prompt] = deque()
         self._computing = UsualTime()
         self._since_owed = 0
-        self._waiting: deque[str] = deque()
+        self._waiting: deque[Prompt] = deque()
         self._asking: dict[int, SimulatedWorker] = {}
-        self._holders: dict[str, SimulatedWorker] = {}
-        self._in_vain: set[str] = set()
-        self._lanes: dict[int, tuple[SimulatedWorker, deque[str]]] = {}
-        self._directed: dict[str, int] = {}
+        self._taken: dict[str, Prompt] = {}
+        self._lanes: dict[int, tuple[SimulatedWorker, deque[Prompt]]] = {}
+        self._directed: Counter[int] = Counter()
 
     @property
     def depth(self) -> int:
         """The number of prompts that wait, or are taken and not acknowledged: as the live queue counts."""
         lanes = self._lanes
-        in_lanes = sum(len(keys) for _, keys in lanes.values()) if lanes else 0
-        return len(self._waiting) + len(self._late) + len(self._holders) + in_lanes
+        in_lanes = sum(len(prompts) for _, prompts in lanes.values()) if lanes else 0
+        return len(self._waiting) + len(self._late) + len(self._taken) + in_lanes
 
-    def put(self, key: str, times_s: tuple[float, float] = ALWAYS_IN_TIME) -> None:
-        """Add the prompt of the request with this key; ``times_s`` are its arrival and its deadline."""
-        self._times_s[key] = times_s
-        self._waiting.append(key)
+    def put(self, prompt: Prompt) -> None:
+        """Add the prompt to the shared queue."""
+        self._waiting.append(prompt)
 
-    def direct(
-        self, key: str, worker: SimulatedWorker, times_s: tuple[float, float] = ALWAYS_IN_TIME
-    ) -> None:
+    def direct(self, prompt: Prompt, worker: SimulatedWorker) -> None:
         """Add the prompt to the worker's own queue; when the worker leaves, it goes to the shared one."""
-        self._times_s[key] = times_s
-        self._lanes.setdefault(worker.number, (worker, deque()))[1].append(key)
+        self._lanes.setdefault(worker.number, (worker, deque()))[1].append(prompt)
 
     def ask(self, worker: SimulatedWorker) -> None:
         """Let the worker ask for the next prompt, if it has room for one and does not ask already."""
         if worker.book.in_flight < self._most_held:
             self._asking.setdefault(worker.number, worker)
 
-    def assign(self, now_s: float = 0.0) -> tuple[SimulatedWorker, str] | None:
+    def assign(self, now_s: float = 0.0) -> tuple[SimulatedWorker, Prompt] | None:
         """Give a prompt to a worker that asks; return both, None where nothing can be given.
 
         A worker with room left asks again, behind the others.
         """
         assigned = (self._out_of_lanes() if self._lanes else None) or self._out_of_queue(now_s)
         if assigned:
-            worker, key = assigned
+            worker, prompt = assigned
             worker.book.in_flight += 1
-            self._taken_s[key], self._holders[key] = now_s, worker
-            if key not in self._directed:
+            prompt.worker, prompt.taken_s = worker, now_s
+            self._taken[prompt.key] = prompt
+            if not prompt.is_directed:
                 self.ask(worker)
         return assigned
 
-    def holder(self, key: str) -> SimulatedWorker:
-        """Return the worker that has taken the prompt and not acknowledged it."""
-        return self._holders[key]
+    def computed(self, key: str, at_s: float) -> Prompt:
+        """Note that a worker has computed the prompt of that key, and return it."""
+        prompt = self._taken[key]
+        self._computing = self._computing.after(at_s - prompt.taken_s)
+        return prompt
 
-    def computed(self, key: str, at_s: float) -> bool:
-        """Note that the prompt is computed; tell whether its request still waits for the hand-over."""
-        self._computing = self._computing.after(at_s - self._taken_s.pop(key, at_s))
-        self._times_s.pop(key, None)
-        is_wanted = key not in self._in_vain
-        self._in_vain.discard(key)
-        return is_wanted
-
-    def give_up(self, key: str) -> None:
+    def give_up(self, prompt: Prompt) -> None:
         """Remove the prompt, for which its request no longer waits.
 
         One that is being computed is so in vain.
         """
-        lanes = (keys for _, keys in self._lanes.values())
-        place = next((keys for keys in (self._waiting, self._late, *lanes) if key in keys), None)
-        if place is None:
-            self._in_vain.add(key)
-        else:
-            place.remove(key)
-            del self._times_s[key]
+        if prompt.worker:
+            prompt.is_given_up = True
+            return
+        lanes = (prompts for _, prompts in self._lanes.values())
+        next(each for each in (self._waiting, self._late, *lanes) if prompt in each).remove(prompt)
 
-    def _out_of_queue(self, now_s: float) -> tuple[SimulatedWorker, str] | None:
-        asking = self._asking
+    def _out_of_queue(self, now_s: float) -> tuple[SimulatedWorker, Prompt] | None:
+        asking, most = self._asking, self._most_held
         while asking and (self._waiting or self._late):
             worker = asking.pop(next(iter(asking)))
-            if worker.is_ready and not (self._directed and self._directed_to(worker) >= self._most_held):
+            if worker.is_ready and not (self._directed and self._directed[worker.number] >= most):
                 return worker, self._next(now_s)
         return None
 
-    def _next(self, now_s: float) -> str:
-        """Take the next prompt out of the shared queue, which is not empty; return its request's key."""
-        rule, waiting, late, times_s = self._rule, self._waiting, self._late, self._times_s
+    def _next(self, now_s: float) -> Prompt:
+        """Take the next prompt out of the shared queue, which is not empty."""
+        rule, waiting, late = self._rule, self._waiting, self._late
         if rule is None:
             return waiting.popleft()
-        while waiting and rule.is_late(*times_s[waiting[0]], now_s, self._computing.usual_s):
+        usual_s = self._computing.usual_s
+        while waiting and rule.is_late(waiting[0].arrival_s, waiting[0].deadline_s, now_s, usual_s):
             late.append(waiting.popleft())
-        oldest_s = times_s[late[0]][1] if late else None
+        oldest_s = late[0].deadline_s if late else None
         any_in_time = bool(waiting)
         takes_late = rule.takes_late(oldest_s, now_s, any_in_time=any_in_time, since_owed=self._since_owed)
         self._since_owed = 0 if takes_late and any_in_time else self._since_owed + 1
         return late.popleft() if takes_late else waiting.popleft()
 
-    def _out_of_lanes(self) -> tuple[SimulatedWorker, str] | None:
-        for worker, keys in list(self._lanes.values()):
+    def _out_of_lanes(self) -> tuple[SimulatedWorker, Prompt] | None:
+        for worker, prompts in list(self._lanes.values()):
             if not worker.is_ready:
-                self._waiting.extend(keys)
+                self._waiting.extend(prompts)
                 del self._lanes[worker.number]
-            elif keys and self._directed_to(worker) < self._most_held:
-                key = keys.popleft()
-                self._directed[key] = worker.number
-                return worker, key
+            elif prompts and self._directed[worker.number] < self._most_held:
+                prompt = prompts.popleft()
+                prompt.is_directed = True
+                self._directed[worker.number] += 1
+                return worker, prompt
         return None
 
-    def _directed_to(self, worker: SimulatedWorker) -> int:
-        """Return how many prompts that were directed to the worker it holds."""
-        return sum(number == worker.number for number in self._directed.values())
-
-    def acknowledge(self, key: str) -> SimulatedWorker:
-        """Note that its holder has computed the prompt, and let it ask for another; return the holder."""
-        worker = self._holders.pop(key)
-        self._directed.pop(key, None)
+    def acknowledge(self, prompt: Prompt) -> SimulatedWorker:
+        """Note that its worker has computed the prompt, and let it ask for another; return the worker."""
+        worker = prompt.worker
+        assert worker, "it was taken"
+        del self._taken[prompt.key]
+        if prompt.is_directed:
+            self._directed[worker.number] -= 1
         worker.book.in_flight -= 1
         self.ask(worker)
         return worker

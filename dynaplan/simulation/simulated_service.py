@@ -30,9 +30,9 @@ from dynaplan.routing.hold_back import free_places, must_wait
 from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.pools import CacheChanges, Pools, SimulatedEngine, SimulatedWorker
-from dynaplan.simulation.prefill_queue import SimulatedPrefillQueue
+from dynaplan.simulation.prefill_queue import QueuedPrompt, SimulatedPrefillQueue
 from dynaplan.simulation.router import SimulatedRouter, SimulatedRouting
-from dynaplan.simulation.tally import OutcomeAndMeter, Tally
+from dynaplan.simulation.tally import MeteredTally, OutcomeTally, Tally
 
 REFILL_S = 0.002
 """Seconds from the end of a prompt's prefill until the next prompt takes its place: a live worker publishes
@@ -75,46 +75,49 @@ _Event = tuple[float, int, Callable[[Any], None], Any]
 """The moment, in seconds; a number that keeps the order of equal moments; what happens, and to whom."""
 
 
-@dataclass(slots=True)
-class _Request:
+class _Request(QueuedPrompt):
     """One request on its way. ``begun_s``: an engine had the prompt; ``first_s``: the first token was
-    emitted. ``computed`` is the request of the engine that computes the prompt."""
+    emitted. ``computed`` is the request of the engine that computes the prompt, ``directed`` what
+    ``SimulatedRouter.direct`` has said of it."""
 
-    traced: TracedRequest
-    decode: SimulatedWorker | None = None
-    entry: BookEntry | None = None
-    prefill: SimulatedWorker | None = None
-    computed: EngineRequest | None = None
-    directed: tuple[SimulatedWorker, int] | None = None
-    first_s: float = -1.0
-    begun_s: float = -1.0
-    handed_over_s: float = -1.0
+    __slots__ = ("begun_s", "computed", "decode", "directed", "entry", "first_s", "handed_over_s", "traced")
+
+    def __init__(self, key: str, traced: TracedRequest) -> None:
+        super().__init__(key, traced.arrival_s)
+        self.traced = traced
+        self.decode: SimulatedWorker | None = None
+        self.entry: BookEntry | None = None
+        self.computed: EngineRequest | None = None
+        self.directed: tuple[SimulatedWorker, int] | None = None
+        self.first_s = self.begun_s = self.handed_over_s = -1.0
 
 
 class SimulatedService:
     """One deployment. The caller feeds arrivals and the time, which only goes forward.
 
-    What becomes of requests counts in ``outcome`` and ``meter``; with a ``tally`` of one's own, only there.
+    What becomes of requests counts in ``outcome``, or else in a ``tally`` of one's own.
     """
 
     def __init__(self, settings: ServiceSettings, first: PoolSizes, tally: Tally | None = None) -> None:
         self.settings = settings
         self.outcome = Outcome(settings.slo)
-        self.meter = TrafficMeter(settings.slo.ttft_ms, settings.slo.itl_ms)
-        self._tally = tally or OutcomeAndMeter(self.outcome, self.meter)
+        self._tally: Tally = tally or OutcomeTally(self.outcome)
+        self._meter: TrafficMeter | None = None
         self.now_s = 0.0
         self._events: list[_Event] = []
         self._sequence = 0
         self._requests: dict[str, _Request] = {}
         self._count = 0
         self._waiting = 0
-        self._without_worker: deque[str] = deque()
+        self._without_worker: deque[_Request] = deque()
         self.running_limit: RunningLimit | None = None
-        self._held_back: deque[str] = deque()
+        self._held_back: deque[_Request] = deque()
         self._is_looking = False
         self._first_disaggregation = settings.disaggregation
         rule = DispatchRule.of(settings.disaggregation)
-        self._prefills = SimulatedPrefillQueue(settings.concurrent_prefills, rule)
+        self._prefills: SimulatedPrefillQueue[_Request] = SimulatedPrefillQueue(
+            settings.concurrent_prefills, rule
+        )
         self._rest = UsualTime()
         self._router = SimulatedRouter(settings.routing, settings.seed)
         self.pools = Pools(settings.gpus, settings.gpus_per_worker, self._new_engine, self._begin_start)
@@ -163,6 +166,14 @@ class SimulatedService:
         engines = [part for engine in self.settings.engines.values() for part in engine]
         parts = [self.settings, *engines, *traced, *(each.block_hashes for each in traced)]
         return {id(part): part for part in parts}
+
+    @property
+    def meter(self) -> TrafficMeter:
+        """The traffic metrics of the frontends, which count from the first look at them on."""
+        if self._meter is None:
+            self._meter = TrafficMeter(self.settings.slo.ttft_ms, self.settings.slo.itl_ms)
+            self._tally = MeteredTally(self._tally, self._meter)
+        return self._meter
 
     @property
     def in_service(self) -> int:
@@ -224,7 +235,7 @@ class SimulatedService:
         tokens = traced.prompt_tokens + traced.output_tokens
         self._count += 1
         is_servable = min(traced.prompt_tokens, traced.output_tokens) >= 1 and tokens <= engine.context_tokens
-        if not is_servable or self._is_full():
+        if not is_servable or (self.settings.max_waiting_requests is not None and self._is_full()):
             self._tally.lost(traced)
             return
         self._waiting += 1
@@ -232,24 +243,23 @@ class SimulatedService:
         key = str(self._count)
         if traced.block_hashes:
             traced = traced.with_blocks_of(engine.block_tokens)
-        self._requests[key] = _Request(traced)
-        self._route(key)
+        self._requests[key] = request = _Request(key, traced)
+        self._route(request)
 
     def _is_full(self) -> bool:
         """Tell whether as many requests wait for their first token as may."""
-        most = self.settings.max_waiting_requests
-        if most is None or self._waiting < most:
+        most = self.settings.max_waiting_requests or 0
+        if self._waiting < most:
             return False
         self.advance_decoders(self.now_s)
         return self._waiting >= most
 
-    def _route(self, key: str, *, may_wait: bool = True) -> None:
-        request = self._requests[key]
+    def _route(self, request: _Request, *, may_wait: bool = True) -> None:
         if not self.pools.decoders:
-            self._without_worker.append(key)
+            self._without_worker.append(request)
             return
         limit = self.running_limit
-        if limit and may_wait and self._hold_back(key, limit):
+        if limit and may_wait and self._hold_back(request, limit):
             return
         hit_rate = self._book(request)
         place = place_prefill(
@@ -262,30 +272,30 @@ class SimulatedService:
         )
         if place is PrefillPlace.REMOTE:
             self.outcome.remote_prefills += 1
-            self._queue_prefill(key, request)
+            self._queue_prefill(request)
             self._hand_out()
         else:
-            self._submit(key, request, is_remote=False)
+            self._submit(request, is_remote=False)
 
-    def _hold_back(self, key: str, limit: RunningLimit) -> bool:
+    def _hold_back(self, request: _Request, limit: RunningLimit) -> bool:
         """Have the request wait for a place, as at a live frontend; False where it need not, or in vain."""
         self.advance_decoders(self.now_s)
         if not must_wait(limit, self._running(), len(self._held_back)):
             return False
-        self._held_back.append(key)
+        self._held_back.append(request)
         if not self._is_looking:
-            self._look_later(key)
-        self._schedule(self.now_s + limit.wait_s, self._end_wait, key)
+            self._look_later(request)
+        self._schedule(self.now_s + limit.wait_s, self._end_wait, request)
         return True
 
     def _running(self) -> list[int]:
         return [worker.book.in_flight for worker in self.pools.decoders]
 
-    def _look_later(self, key: str) -> None:
+    def _look_later(self, request: _Request) -> None:
         self._is_looking = True
-        self._schedule(self.now_s + LOOK_FOR_PLACE_S, self._look_for_places, key)
+        self._schedule(self.now_s + LOOK_FOR_PLACE_S, self._look_for_places, request)
 
-    def _look_for_places(self, _: str) -> None:
+    def _look_for_places(self, _: _Request) -> None:
         """Send the requests that have a place by now; look again while others wait."""
         self._is_looking = False
         self.advance_decoders(self.now_s)
@@ -295,10 +305,10 @@ class SimulatedService:
         if self._held_back:
             self._look_later(self._held_back[0])
 
-    def _end_wait(self, key: str) -> None:
-        if key in self._held_back:
-            self._held_back.remove(key)
-            self._route(key, may_wait=False)
+    def _end_wait(self, request: _Request) -> None:
+        if request in self._held_back:
+            self._held_back.remove(request)
+            self._route(request, may_wait=False)
 
     def _book(self, request: _Request) -> float:
         """Book the request at the router's choice; return the part of its prompt that is cached there."""
@@ -310,14 +320,14 @@ class SimulatedService:
         request.decode, request.entry = self._router.book(request.traced.block_hashes, workers, self.now_s)
         return request.entry.prefix_hit_rate
 
-    def _submit(self, key: str, request: _Request, *, is_remote: bool) -> None:
+    def _submit(self, request: _Request, *, is_remote: bool) -> None:
         """Give the request to its decode worker's engine."""
         assert request.decode is not None
         traced = request.traced
         request.decode.engine.advance(self.now_s)
         request.begun_s = request.begun_s if is_remote else self.now_s
         prompt, output = traced.prompt_tokens, traced.output_tokens
-        asked = EngineRequest(key, prompt, output, traced.block_hashes, is_remote=is_remote)
+        asked = EngineRequest(request.key, prompt, output, traced.block_hashes, is_remote=is_remote)
         request.computed = request.computed or asked
         request.decode.engine.submit(asked, self.now_s)
 
@@ -341,44 +351,41 @@ class SimulatedService:
 
     # -- remote prefill --------------------------------------------------------------------------
 
-    def _queue_prefill(self, key: str, request: _Request) -> None:
+    def _queue_prefill(self, request: _Request) -> None:
         if request.traced.block_hashes:
             workers = self.pools.prefillers
             block_tokens = workers[0].engine.model.settings.block_tokens
             hashes = request.traced.with_blocks_of(block_tokens).block_hashes
             request.directed = self._router.direct(hashes, workers, self.now_s)
-        arrival_s = request.traced.arrival_s
         target_ms = self.settings.disaggregation.prefill_deadline_ms or 0.0
-        times_s = arrival_s, deadline_s(arrival_s, target_ms, self._rest)
+        request.deadline_s = deadline_s(request.arrival_s, target_ms, self._rest)
         if request.directed:
-            self._prefills.direct(key, request.directed[0], times_s)
+            self._prefills.direct(request, request.directed[0])
         else:
-            self._prefills.put(key, times_s)
+            self._prefills.put(request)
         if (wait_s := self.settings.prefill_wait_s) is not None:
-            self._schedule(self.now_s + wait_s, self._give_up, key)
+            self._schedule(self.now_s + wait_s, self._give_up, request)
 
-    def _give_up(self, key: str) -> None:
+    def _give_up(self, request: _Request) -> None:
         """Have the decode worker compute the prompt, unless a prefill worker has by now."""
-        request = self._requests.get(key)
-        if request is None or request.handed_over_s >= 0:
+        if request.handed_over_s >= 0:
             return
-        self._prefills.give_up(key)
+        self._prefills.give_up(request)
         if request.directed:
             self._router.directed(*request.directed)
-        request.prefill = request.computed = request.directed = None
+        request.computed = request.directed = None
         self.outcome.given_up_prefills += 1
-        self._take_over(key, is_remote=False)
+        self._take_over(request, is_remote=False)
 
     def _hand_out(self) -> None:
         """Give prefill workers the prompts that they ask for; an idle one begins with its first."""
         while assigned := self._prefills.assign(self.now_s):
-            worker, key = assigned
-            request = self._requests[key]
-            request.prefill, request.begun_s = worker, self.now_s
+            worker, request = assigned
+            request.begun_s = self.now_s
             traced = request.traced
             if traced.block_hashes:
                 traced = traced.with_blocks_of(worker.engine.model.settings.block_tokens)
-            asked = EngineRequest(key, traced.prompt_tokens, 1, traced.block_hashes, is_held=True)
+            asked = EngineRequest(request.key, traced.prompt_tokens, 1, traced.block_hashes)
             request.computed = asked
             worker.engine.submit(asked, self.now_s)
             self._step_prefill(worker)
@@ -388,43 +395,42 @@ class SimulatedService:
 
         The step computes the prompts that the worker holds at this moment: later ones wait for the next step.
         """
-        engine = worker.engine
-        if engine.now_s <= self.now_s and not engine.model.is_idle and engine.step():
-            self._schedule(engine.now_s, self._step_prefill, worker)
+        if not worker.is_computing and worker.engine.step():
+            worker.is_computing = True
+            self._schedule(worker.engine.now_s, self._end_prefill_step, worker)
 
-    def _prefilled_at(self, key: str, at_s: float) -> None:
-        self._schedule(at_s, self._prefilled, key)
+    def _end_prefill_step(self, worker: SimulatedWorker) -> None:
+        """Hand over what the step has computed, and begin the next one."""
+        worker.is_computing = False
+        for asked in worker.engine.model.finished:
+            request = self._prefills.computed(asked.request_id, self.now_s)
+            self._schedule(self.now_s + REFILL_S, self._acknowledge, request)
+            if not request.is_given_up:
+                self._hand_over(request)
+        self._step_prefill(worker)
 
-    def _prefilled(self, key: str) -> None:
-        worker = self._prefills.holder(key)
-        worker.engine.model.release(key)
-        self._schedule(self.now_s + REFILL_S, self._acknowledge, key)
-        if not self._prefills.computed(key, self.now_s):
-            return
-        request = self._requests[key]
+    def _hand_over(self, request: _Request) -> None:
         request.handed_over_s = self.now_s
         if request.directed:
             self._router.directed(*request.directed)
-        tokens = request.traced.prompt_tokens
-        self._schedule(self.now_s + hand_off_s(tokens), self._take_over, key)
+        self._schedule(self.now_s + hand_off_s(request.traced.prompt_tokens), self._take_over, request)
 
-    def _acknowledge(self, key: str) -> None:
-        worker = self._prefills.acknowledge(key)
+    def _acknowledge(self, request: _Request) -> None:
+        worker = self._prefills.acknowledge(request)
         self._hand_out()
         if not (worker.book.in_flight or worker.is_ready):
             self.pools.end_drained(self.now_s)
 
-    def _take_over(self, key: str, *, is_remote: bool = True) -> None:
+    def _take_over(self, request: _Request, *, is_remote: bool = True) -> None:
         """Give the request to its decode worker, or to another one when that is leaving.
 
         ``is_remote``: its KV entries come from a prefill worker; else its prompt is computed there.
         """
-        request = self._requests[key]
         assert request.decode and request.entry
         if not request.decode.is_ready and self.pools.decoders:
             request.entry.close()
             self._book(request)
-        self._submit(key, request, is_remote=is_remote)
+        self._submit(request, is_remote=is_remote)
 
     # -- workers ---------------------------------------------------------------------------------
 
@@ -432,7 +438,7 @@ class SimulatedService:
         changes = CacheChanges() if self.settings.routing.uses_events else None
         model = EngineModel(*self.settings.engines[role], changes)
         if role is Role.PREFILL:
-            return SimulatedEngine(model, _do_nothing, self._prefilled_at, changes)
+            return SimulatedEngine(model, _do_nothing, _do_nothing, changes)
         return SimulatedEngine(model, self._first_token_at, self._finished_at, changes)
 
     def _begin_start(self, worker: SimulatedWorker) -> None:
@@ -453,13 +459,15 @@ class SimulatedService:
             self._route(self._without_worker.popleft())
         self._hand_out()
 
-    def _schedule(self, at_s: float, happen: Callable[[Any], None], subject: str | SimulatedWorker) -> None:
+    def _schedule(
+        self, at_s: float, happen: Callable[[Any], None], subject: _Request | SimulatedWorker
+    ) -> None:
         self._sequence += 1
         heappush(self._events, (at_s, self._sequence, happen, subject))
 
 
 def _do_nothing(*_: object) -> None:
-    """Stand for the first token of a prefill worker, which the client does not see."""
+    """Stand for tokens of a prefill worker, which the client does not see."""
 
 
 def _or(number: int | None, otherwise: int | None) -> int | None:

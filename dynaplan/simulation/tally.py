@@ -40,14 +40,57 @@ class Tally(Protocol):
         ...
 
 
-class OutcomeAndMeter:
-    """The tally of a simulation that somebody reads: against the SLO, and as frontends would export it."""
+class OutcomeTally:
+    """The tally of a simulation that somebody reads: against the SLO."""
 
-    __slots__ = ("_meter", "_outcome", "arrived", "first_token")
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
 
-    def __init__(self, outcome: Outcome, meter: TrafficMeter) -> None:
-        self._outcome, self._meter = outcome, meter
-        self.arrived, self.first_token = meter.arrived, meter.first_token
+    def arrived(self) -> None:
+        """Do nothing: the end of the answer tells, or the loss."""
+
+    def first_token(self, ttft_s: float) -> None:
+        """Do nothing, likewise."""
+
+    def answered(
+        self,
+        traced: TracedRequest,
+        worker: int,
+        begun_s: float,
+        first_s: float,
+        end_s: float,
+        cached_tokens: int,
+    ) -> None:
+        """Count an answered request."""
+        outcome, came_s, tokens = self._outcome, traced.arrival_s, traced.output_tokens
+        itl_s = (end_s - first_s) / (tokens - 1) if tokens > 1 else None
+        queued_s = begun_s - came_s if begun_s > came_s else 0.0
+        outcome.add(came_s, first_s - came_s, itl_s, end_s - came_s, tokens, queued_s)
+        outcome.by_worker[worker] += 1
+        if traced.block_hashes:
+            outcome.note_hits(traced.prompt_tokens, cached_tokens)
+
+    def lost(self, traced: TracedRequest) -> None:
+        """Count a request that is never answered."""
+        self._outcome.lost += 1
+
+
+class MeteredTally:
+    """Another tally, and the meter of what frontends would export."""
+
+    def __init__(self, tally: Tally, meter: TrafficMeter) -> None:
+        self._tally, self._meter = tally, meter
+        self.lost = tally.lost
+
+    def arrived(self) -> None:
+        """Count a request that is taken."""
+        self._tally.arrived()
+        self._meter.arrived()
+
+    def first_token(self, ttft_s: float) -> None:
+        """Count a first token."""
+        self._tally.first_token(ttft_s)
+        self._meter.first_token(ttft_s)
 
     def answered(
         self,
@@ -59,15 +102,5 @@ class OutcomeAndMeter:
         cached_tokens: int,
     ) -> None:
         """Count an answered request in both."""
-        outcome, came_s, tokens = self._outcome, traced.arrival_s, traced.output_tokens
-        decoding_s, took_s = end_s - first_s, end_s - came_s
-        self._meter.finished(traced, decoding_s, took_s, cached_tokens)
-        itl_s = decoding_s / (tokens - 1) if tokens > 1 else None
-        outcome.add(came_s, first_s - came_s, itl_s, took_s, tokens, max(0.0, begun_s - came_s))
-        outcome.by_worker[worker] += 1
-        if traced.block_hashes:
-            outcome.note_hits(traced.prompt_tokens, cached_tokens)
-
-    def lost(self, traced: TracedRequest) -> None:
-        """Count a request that is never answered."""
-        self._outcome.lost += 1
+        self._tally.answered(traced, worker, begun_s, first_s, end_s, cached_tokens)
+        self._meter.finished(traced, end_s - first_s, end_s - traced.arrival_s, cached_tokens)

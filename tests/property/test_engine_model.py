@@ -13,7 +13,6 @@ from dynaplan.engines.timing_model.engine_model import (
     EngineRequest,
     EngineSettings,
     RequestState,
-    StepResult,
 )
 from dynaplan.engines.timing_model.kv_blocks import block_hashes
 from dynaplan.engines.timing_model.step_timing import StepTiming
@@ -74,18 +73,23 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, horizon_s: float, times: int) -> None:
         for _ in range(times):
             before = {request.request_id: self.model.emitted_tokens(request) for request in self.requests}
-            result = self.model.step(horizon_s)
-            self.check(result, before)
+            generated = self.model.totals.generated
+            duration_s = self.model.step(horizon_s)
+            if duration_s is not None:
+                self.check(duration_s, self.model.totals.generated - generated, before)
 
-    def check(self, result: StepResult, before: dict[str, int]) -> None:
+    def check(self, duration_s: float, tokens: int, before: dict[str, int]) -> None:
         gained = [
             self.model.emitted_tokens(request) - before[request.request_id] for request in self.requests
         ]
         assert all(count >= 0 for count in gained)
-        assert sum(gained) == result.tokens
-        assert result.duration_s >= 0.0
-        assert bool(result.tokens) <= (result.duration_s > 0.0)
-        self.ended += [request.request_id for request in result.finished]
+        assert sum(gained) == tokens
+        assert duration_s >= 0.0
+        assert bool(tokens) <= (duration_s > 0.0)
+        self.note_finished()
+
+    def note_finished(self) -> None:
+        self.ended += [request.request_id for request in self.model.finished]
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -151,9 +155,8 @@ class EngineMachine(RuleBasedStateMachine):
                 self.model.release(request.request_id)
             if self.model.is_idle:
                 break
-            result = self.model.step()
-            assert not result.is_empty
-            self.ended += [request.request_id for request in result.finished]
+            assert self.model.step() is not None
+            self.note_finished()
         for request in self.requests:
             self.model.release(request.request_id)
         assert self.model.is_idle

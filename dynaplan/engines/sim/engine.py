@@ -89,22 +89,20 @@ class StepDriver:
         if self._is_step_pending:
             self._is_step_pending = False
             self._on_progress()
-        if self._model.is_idle:
-            return None
-        result = self._model.step(FOLD_S * self._speedup_ratio)
-        if result.is_empty:
+        duration_s = self._model.step(FOLD_S * self._speedup_ratio)
+        if duration_s is None:
             return None
         self._is_step_pending = True
         earliest_s = self._loop.time() - MAX_LATE_S
-        self._due_s = max(self._due_s, earliest_s) + result.duration_s / self._speedup_ratio
+        self._due_s = max(self._due_s, earliest_s) + duration_s / self._speedup_ratio
         return self._loop.call_at(self._due_s, self._turn)
 
     def _step_instantly(self) -> asyncio.Handle | None:
         """Step for a slice of time; returns the handle of the next slice, None when no work is left."""
         end_s = self._loop.time() + INSTANT_SLICE_S
         is_stuck = False
-        while not self._model.is_idle and not is_stuck and self._loop.time() < end_s:
-            is_stuck = self._model.step(math.inf).is_empty
+        while not is_stuck and self._loop.time() < end_s:
+            is_stuck = self._model.step(math.inf) is None
         self._on_progress()
         return None if is_stuck or self._model.is_idle else self._loop.call_soon(self._turn)
 

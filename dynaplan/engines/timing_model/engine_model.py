@@ -7,7 +7,8 @@ admitted last gives up its blocks; later, before all others, it computes prompt 
 
 A step costs the same however many requests decode: what changes for all of them by one per step (tokens
 emitted, context, KV tokens) is kept as the difference to ``_clock``, the number of decode steps so far, and
-what happens to one of them (a block fills, the last token) waits in a bucket for its step.
+what happens to one of them waits for its step: its last token in a heap (``_finishing``), the steps in which
+it fills a block, which are a block's tokens apart, in one of as many counts (``_filling``).
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from heapq import heappop, heappush
-from typing import NamedTuple
+from heapq import heapify, heappop, heappush
 
 from dynaplan.config.settings.worker import EngineOptions, SimOptions
 from dynaplan.engines.engine_counters import EngineCounters
@@ -95,7 +95,6 @@ class EngineRequest:
     __slots__ = (
         "_context",
         "_emitted",
-        "_finish_at",
         "_joined_at",
         "_shared",
         "_target",
@@ -135,42 +134,25 @@ class EngineRequest:
         self._context = 0  # tokens in KV; while decoding: when it joined the batch
         self._emitted = 0  # likewise
         self._joined_at = 0  # the clock when it joined the batch
-        self._finish_at = 0  # the clock when its last token is emitted
         self._shared: list[int] = []  # published blocks it uses, in order
         self._was_admitted = False
-
-
-class StepResult(NamedTuple):
-    """The result of one step: requests that emitted their first token (``started``) and their last.
-
-    ``decode_steps`` above 1 are as many decode-only steps in one result. An empty result (``is_empty``) means
-    that nothing can go on until a request comes, is cancelled, or a held one is released.
-    """
-
-    duration_s: float
-    decode_steps: int
-    tokens: int
-    started: Sequence[EngineRequest]
-    finished: Sequence[EngineRequest]
-    preempted: Sequence[EngineRequest]
-    is_empty: bool = False
 
 
 class Totals:
     """Counters since the start; tokens unless the name says otherwise.
 
-    Of prompts ``computed`` are the tokens in chunks, and ``started`` the number that began. ``decoded``
-    leaves out the tokens that prompts emit.
+    Of prompts ``computed`` are the tokens in chunks, ``started`` and ``completed`` the numbers that began and
+    that ended with a token. ``decoded`` leaves these tokens out.
     """
 
     __slots__ = (
         "busy_ms",
         "cached",
+        "completed",
         "computed",
         "decoded",
         "external",
         "finished_requests",
-        "generated",
         "preemptions",
         "prefix_queries",
         "prompts",
@@ -180,7 +162,6 @@ class Totals:
 
     def __init__(self) -> None:
         self.prompts = 0
-        self.generated = 0
         self.prefix_queries = 0
         self.cached = 0
         self.external = 0
@@ -191,10 +172,16 @@ class Totals:
         self.decoded = 0
         self.computed = 0
         self.started = 0
+        self.completed = 0
+
+    @property
+    def generated(self) -> int:
+        """The tokens that were emitted."""
+        return self.decoded + self.completed
 
 
-Chunk = tuple[EngineRequest, int, int]
-"""Tokens of a prompt that one step computes: the request, how many are done before, and how many come now."""
+Chunk = tuple[int, int]
+"""Tokens of a prompt that one step computes: how many are done before, and how many come now."""
 
 ADMISSION_RESERVE = 0.01
 """The part of all blocks that stays free when a request is admitted beside others, so that these can grow."""
@@ -203,7 +190,9 @@ ADMISSION_RESERVE = 0.01
 class EngineModel:
     """One engine: ``submit``, ``cancel`` and ``release`` between steps; ``step`` while not ``is_idle``.
 
-    The listener hears of its published blocks.
+    The listener hears of its published blocks. Of what the last call of ``step`` did, ``steps`` is their
+    number, ``started`` the requests that emitted their first token (after a preemption the next one) in the
+    first of them, ``finished`` those that emitted their last.
     """
 
     def __init__(
@@ -213,17 +202,23 @@ class EngineModel:
         self.timing = timing
         self.blocks = KvBlocks(settings.total_blocks, listener)
         self.totals = Totals()
+        self.steps = 0
+        self.started: tuple[EngineRequest, ...] = ()
+        self.finished: tuple[EngineRequest, ...] = ()
+        self._block_tokens = settings.block_tokens
+        self._most_tokens = min(settings.context_tokens, settings.total_blocks * settings.block_tokens)
         self._reserve = int(settings.total_blocks * ADMISSION_RESERVE)
         self._waiting: OrderedDict[str, EngineRequest] = OrderedDict()
         self._running: dict[str, EngineRequest] = {}
-        self._prefilling: dict[str, EngineRequest] = {}
+        self._half_computed: EngineRequest | None = None
+        self._joined_last: Sequence[EngineRequest] = ()
         self._held: dict[str, EngineRequest] = {}
         self._clock = 0
         self._decoding = 0
         self._kv_tokens = 0
         self._filling = [0] * settings.block_tokens  # requests that need a block, by the step modulo its size
-        self._finishing: dict[int, dict[str, EngineRequest]] = {}
-        self._finish_order: list[int] = []
+        self._finishing: list[tuple[int, int, EngineRequest]] = []  # heap: the clock at the last token, order
+        self._joins = 0
         self._jitter = UniformDraws(settings.seed)
 
     @property
@@ -233,27 +228,35 @@ class EngineModel:
 
     def submit(self, request: EngineRequest) -> None:
         """Queue the request; raises ValueError for one that could never be served, or an id in use."""
-        tokens = request.prompt_tokens + request.max_tokens
-        if request.prompt_tokens < 1 or request.max_tokens < 1 or tokens > self.settings.context_tokens:
-            raise ValueError(
-                f"{request.prompt_tokens} prompt and {request.max_tokens} answer tokens: "
-                f"expected at least 1 of each, and at most {self.settings.context_tokens} together"
-            )
-        if self.settings.blocks_for(tokens) > self.settings.total_blocks:
-            raise ValueError(f"{tokens} tokens do not fit {self.settings.total_blocks} KV blocks")
+        prompt, answer = request.prompt_tokens, request.max_tokens
+        if prompt < 1 or answer < 1 or prompt + answer > self._most_tokens:
+            raise ValueError(self._why_never(request))
         key = request.request_id
         if key in self._waiting or key in self._running or key in self._held:
             raise ValueError(f"request '{key}' is already here")
-        self.totals.prompts += request.prompt_tokens
+        self.totals.prompts += prompt
         self._waiting[key] = request
+
+    def _why_never(self, request: EngineRequest) -> str:
+        """Say why the engine could never serve the request."""
+        prompt, answer, most = request.prompt_tokens, request.max_tokens, self.settings.context_tokens
+        if prompt < 1 or answer < 1 or prompt + answer > most:
+            return (
+                f"{prompt} prompt and {answer} answer tokens: "
+                f"expected at least 1 of each, and at most {most} together"
+            )
+        return f"{prompt + answer} tokens do not fit {self.settings.total_blocks} KV blocks"
 
     def cancel(self, request_id: str) -> bool:
         """End the request now, in whatever state; False when it is not here (any more)."""
-        request = self._waiting.pop(request_id, None) or self._running.get(request_id)
+        request = self._waiting.pop(request_id, None)
         if request is None:
-            return self.release(request_id)
+            if request_id not in self._running:
+                return self.release(request_id)
+            request = self._running[request_id]
+            self._leave(request)
         request.finish_reason = "abort"
-        self._end(request)
+        request.state = RequestState.ENDED
         return True
 
     def release(self, request_id: str) -> bool:
@@ -295,83 +298,91 @@ class EngineModel:
             ),
         )
 
-    def step(self, horizon_s: float = 0.0) -> StepResult:
-        """Do one step; its effects are complete when ``duration_s`` has passed.
+    def step(self, horizon_s: float = 0.0) -> float | None:
+        """Do one step, and return its duration in seconds, after which its effects are complete.
 
+        None means that nothing can go on until a request comes, is cancelled, or a held one is released.
         With a horizon, in seconds, decode-only steps are done as one until a request finishes, a block is
         lacking, or about the horizon has passed: the same tokens, and the duration of the middle one for
         each.
         """
-        preempted: Sequence[EngineRequest] = self._make_room() if self._decoding else ()
-        decodes, kv_tokens = self._decoding, self._kv_tokens
-        chunks: Sequence[Chunk] = ()
-        remote: Sequence[EngineRequest] = ()
-        starts = 0
-        if self._prefilling or (self._waiting and not preempted):
-            chunks, starts, remote = self._schedule(may_admit=not preempted)
+        if self._waiting or self._half_computed:
+            return self._mixed_step(horizon_s)
+        if not self._decoding:
+            return None
+        steps, duration_ms = self._decode_only(horizon_s)
+        return self._end_step(steps, duration_ms)
+
+    def _mixed_step(self, horizon_s: float) -> float | None:
+        """Do a step that may compute prompts; no request is admitted where one is preempted."""
+        clock = self._clock
+        is_crowded = bool(self._decoding) and not self._take_blocks(clock, clock + 1)
+        if is_crowded:
+            self._make_room()
+            self._take_blocks(clock, clock + 1)
+        chunks, starts, computed, remote = self._schedule(may_admit=not is_crowded)
         steps, duration_ms = 1, 0.0
         if chunks:
-            duration_ms = self.timing.step_ms(decodes, kv_tokens, _spans(chunks), starts)
-        elif decodes:
-            steps, duration_ms = self._decode_only(decodes, kv_tokens, 0.0 if remote else horizon_s)
-        finished: Sequence[EngineRequest] = ()
-        started: Sequence[EngineRequest] = ()
-        if decodes:
-            self._clock += steps
-            self._kv_tokens += decodes * steps
-            if self._clock in self._finishing:
-                finished = self._pop_finished()
-        if chunks:
-            started, ended = self._complete(chunks)
-            finished = [*finished, *ended]
-        for request in remote:
-            self._join(request, request.prompt_tokens - 1)
-        tokens = decodes * steps + len(started)
-        if self.settings.jitter:
-            duration_ms = self._with_jitter(duration_ms)
-        totals = self.totals
-        totals.generated += tokens
-        totals.steps += steps
-        totals.busy_ms += duration_ms
-        totals.decoded += decodes * steps
-        if chunks:
-            totals.computed += sum(size for _, _, size in chunks)
-            totals.started += starts
-        is_empty = not (decodes or chunks or remote or preempted)
-        done = steps if decodes else 0
-        return StepResult(duration_ms / 1000, done, tokens, started, finished, preempted, is_empty)
+            duration_ms = self.timing.step_ms(self._decoding, self._kv_tokens, chunks, starts)
+        elif self._decoding:
+            steps, duration_ms = self._decode_only(0.0 if remote else horizon_s, taken=1)
+        elif not (remote or is_crowded):
+            return None
+        duration_s = self._end_step(steps, duration_ms)
+        if computed:
+            self._complete(computed)
+        if remote:
+            self._joined_last = remote
+            for request in remote:
+                self._join(request, request.prompt_tokens - 1)
+        return duration_s
 
-    def _make_room(self) -> list[EngineRequest]:
-        """Give decoding requests the blocks their next tokens need, preempting the newest until all fit."""
-        preempted: list[EngineRequest] = []
-        blocks, filling, place = self.blocks, self._filling, self._clock % self.settings.block_tokens
-        while filling[place] > blocks.total - blocks.used:
-            preempted.append(self._preempt(next(reversed(self._running.values()))))
-        if filling[place]:
-            blocks.take(filling[place])
-        return preempted
+    def _take_blocks(self, begin: int, end: int) -> bool:
+        """Take the blocks that decodes fill in the steps from ``begin`` to before ``end``, by the clock.
 
-    def _preempt(self, request: EngineRequest) -> EngineRequest:
-        self._leave(request)
-        self._free(request)
-        request.state = RequestState.WAITING
-        request.is_remote = False
-        request._context = 0
-        request._target = request.prompt_tokens + request._emitted
-        self._waiting[request.request_id] = request
-        self._waiting.move_to_end(request.request_id, last=False)
-        self.totals.preemptions += 1
-        return request
+        False, and none taken, when they are not all free.
+        """
+        filling, size, blocks = self._filling, self._block_tokens, self.blocks
+        rounds, rest = divmod(end - begin, size)
+        first = begin % size
+        count = rounds * self._decoding + sum(filling[first : first + rest])
+        if first + rest > size:
+            count += sum(filling[: first + rest - size])
+        if count > blocks.free:
+            return False
+        if count:
+            blocks.take(count)
+        return True
 
-    def _schedule(self, *, may_admit: bool) -> tuple[list[Chunk], int, list[EngineRequest]]:
-        """Choose this step's chunks, the number of new prompts, and remote requests."""
+    def _make_room(self) -> None:
+        """Preempt the newest requests until the others can have the blocks for their next tokens."""
+        place = self._clock % self._block_tokens
+        while self._filling[place] > self.blocks.free:
+            request = next(reversed(self._running.values()))
+            self._leave(request)
+            request.state = RequestState.WAITING
+            request.is_remote = False
+            request._context = 0
+            request._target = request.prompt_tokens + request._emitted
+            self._waiting[request.request_id] = request
+            self._waiting.move_to_end(request.request_id, last=False)
+            self.totals.preemptions += 1
+
+    def _schedule(
+        self, *, may_admit: bool
+    ) -> tuple[list[Chunk], int, list[EngineRequest], list[EngineRequest]]:
+        """Choose this step's chunks.
+
+        Return them, the number of prompts that begin, those that are computed with it, and remote requests.
+        """
         chunks: list[Chunk] = []
+        computed: list[EngineRequest] = []
         remote: list[EngineRequest] = []
         starts = 0
         budget = self.settings.batched_tokens - self._decoding
         # At most one prompt is half computed, and the decodes of a step leave a token of its budget for it.
-        for request in self._prefilling.values():
-            budget -= self._compute(request, budget, chunks)
+        if self._half_computed:
+            budget -= self._compute(self._half_computed, budget, chunks, computed)
         slots = self.settings.request_slots
         while may_admit and self._waiting and budget > 0 and len(self._running) < slots:
             request = next(iter(self._waiting.values()))
@@ -382,57 +393,62 @@ class EngineModel:
                 budget -= 1
             else:
                 starts += 1
-                budget -= self._compute(request, budget, chunks)
-        return chunks, starts, remote
+                budget -= self._compute(request, budget, chunks, computed)
+        self.totals.started += starts
+        return chunks, starts, computed, remote
 
-    def _compute(self, request: EngineRequest, budget: int, chunks: list[Chunk]) -> int:
-        done = request._context
-        size = min(budget, request._target - done)
+    def _compute(
+        self, request: EngineRequest, budget: int, chunks: list[Chunk], computed: list[EngineRequest]
+    ) -> int:
+        """Add the request's next chunk, of at most ``budget`` tokens; return its tokens."""
+        done, target = request._context, request._target
+        size = min(budget, target - done)
         request._context = done + size
-        chunks.append((request, done, size))
+        chunks.append((done, size))
+        self.totals.computed += size
+        if done + size == target:
+            computed.append(request)
+            self._half_computed = None
+        else:
+            self._half_computed = request
         if request.block_hashes:
             self._publish(request)
         return size
 
     def _admit(self, request: EngineRequest) -> bool:
         """Give the request at the head of the queue its blocks, if they are free; then it runs."""
-        blocks, size = self.blocks, self.settings.block_tokens
+        blocks, size = self.blocks, self._block_tokens
         hashes: Sequence[int] = ()
+        idle = 0
         if request.block_hashes and self.settings.is_prefix_caching:
             most = (request._target - 1) // size  # one token is always left to compute
             hashes = request.block_hashes[: blocks.matching(request.block_hashes[:most])]
+            idle = blocks.idle_among(hashes)
         fresh = -(-(request._target - request.is_remote) // size) - len(hashes)
-        idle = blocks.idle_among(hashes) if hashes else 0
-        reserve = self._reserve if self._running else 0
-        if fresh + idle + reserve > blocks.total - blocks.used:
+        if fresh + idle + (self._reserve if self._running else 0) > blocks.free:
             return False
         if hashes:
             blocks.share(hashes)
             request._shared = list(hashes)
         blocks.take(fresh)
-        request._context = len(hashes) * size
-        if not request._was_admitted:
-            self._count_admission(request)
         key = request.request_id
         del self._waiting[key]
         self._running[key] = request
         request.state = RequestState.PREFILLING
-        if not request.is_remote:
-            self._prefilling[key] = request
-            return True
-        request._context = request.prompt_tokens - 1
-        if request.block_hashes:
-            self._publish(request)
-        return True
-
-    def _count_admission(self, request: EngineRequest) -> None:
-        """Count a first admission: the next one of a request that was preempted does not count."""
-        request._was_admitted = True
-        self.totals.prefix_queries += request.prompt_tokens
-        self.totals.cached += request._context
-        request.cached_tokens = request._context
+        request._context = context = len(hashes) * size
+        if not request._was_admitted:  # one that was preempted does not count again
+            request._was_admitted = True
+            request.cached_tokens = context
+            totals = self.totals
+            totals.prefix_queries += request.prompt_tokens
+            totals.cached += context
+            if request.is_remote:
+                totals.external += request.prompt_tokens - context
         if request.is_remote:
-            self.totals.external += request.prompt_tokens - request._context
+            request._context = request.prompt_tokens - 1
+            if request.block_hashes:
+                self._publish(request)
+        return True
 
     def _publish(self, request: EngineRequest) -> None:
         """Publish the prompt's blocks that are full now, for other requests to share.
@@ -442,132 +458,115 @@ class EngineModel:
         if not self.settings.is_prefix_caching:
             return
         shared = request._shared
-        full = min(request._context // self.settings.block_tokens, len(request.block_hashes))
+        full = min(request._context // self._block_tokens, len(request.block_hashes))
         for block in request.block_hashes[len(shared) : full]:
             if not self.blocks.publish(block):
                 return
             shared.append(block)
 
-    def _decode_only(self, decodes: int, kv_tokens: int, horizon_s: float) -> tuple[int, float]:
-        """Return how many decode steps to do at once, and the ms of all of them."""
-        decode_ms = self.timing.decode_ms
-        if horizon_s <= 0.0:
-            return 1, decode_ms(decodes, kv_tokens)
-        order, finishing = self._finish_order, self._finishing
-        while order[0] not in finishing:  # all that were to finish then have left
-            heappop(order)
-        steps = order[0] - self._clock
-        if steps > 1 and horizon_s != math.inf:
-            within = math.ceil(horizon_s * 1000 / decode_ms(decodes, kv_tokens))
-            steps = max(1, min(steps, within))
-        if steps > 1 and not self._take_ahead(steps):
-            steps = 1
-        return steps, decode_ms(decodes, kv_tokens + decodes * (steps - 1) / 2) * steps
+    def _decode_only(self, horizon_s: float, taken: int = 0) -> tuple[int, float]:
+        """Return how many decode steps to do at once, and the ms of all of them; their blocks are taken.
 
-    def _take_ahead(self, steps: int) -> bool:
-        """Take the blocks of the steps after this one; False, and none taken, when they are not all free."""
-        blocks, filling, size = self.blocks, self._filling, self.settings.block_tokens
-        rounds, rest = divmod(steps - 1, size)
-        first = (self._clock + 1) % size
-        count = rounds * self._decoding + sum(filling[first : first + rest])
-        if first + rest > size:
-            count += sum(filling[: first + rest - size])
-        if count > blocks.total - blocks.used:
-            return False
-        if count:
-            blocks.take(count)
-        return True
-
-    def _pop_finished(self) -> list[EngineRequest]:
-        """End the requests whose last token is that of this step."""
-        order = self._finish_order
-        while order and order[0] <= self._clock:
-            heappop(order)
-        finished = list(self._finishing[self._clock].values())
-        for request in finished:
-            self._finish(request)
-        return finished
-
-    def _complete(self, chunks: Sequence[Chunk]) -> tuple[list[EngineRequest], list[EngineRequest]]:
-        """Let requests whose prompt is computed emit a token.
-
-        Return these, and those of them that end with it. The others decode from the next step on.
+        Those of the first ``taken`` steps, 0 or 1, are already.
         """
-        started, ended = [], []
-        for request, _, _ in chunks:
-            if request._context < request._target:
-                continue
-            started.append(request)
+        decodes, kv_tokens, clock = self._decoding, self._kv_tokens, self._clock
+        decode_ms = self.timing.decode_ms
+        steps, duration_ms = 1, decode_ms(decodes, kv_tokens)
+        if horizon_s > 0.0:
+            steps = self._finishing[0][0] - clock
+            if steps * duration_ms > 1000 * horizon_s:
+                steps = min(steps, math.ceil(1000 * horizon_s / duration_ms))
+        if steps > taken and not self._take_blocks(clock + taken, clock + steps):
+            steps = 1
+            if not taken and not self._take_blocks(clock, clock + 1):
+                self._make_room()
+                return self._decode_only(horizon_s) if self._decoding else (1, 0.0)
+        if steps > 1:
+            duration_ms = steps * decode_ms(decodes, kv_tokens + decodes * (steps - 1) / 2)
+        return steps, duration_ms
+
+    def _end_step(self, steps: int, duration_ms: float) -> float:
+        """Let all that decode emit a token in each of the steps; return their duration in seconds."""
+        self.steps, self.started, self.finished = steps, (), ()
+        totals = self.totals
+        if self._decoding:
+            if self._joined_last:
+                decoding = [each for each in self._joined_last if each.state is RequestState.DECODING]
+                self.started = tuple(decoding)
+                self._joined_last = ()
+            tokens = self._decoding * steps
+            self._kv_tokens += tokens
+            totals.decoded += tokens
+            self._clock = clock = self._clock + steps
+            finishing = self._finishing
+            while finishing and finishing[0][0] == clock:
+                request = heappop(finishing)[2]
+                self._stop_decoding(request)
+                self._finish(request)
+        if self.settings.jitter:
+            duration_ms *= 1.0 + self.settings.jitter * (2.0 * next(self._jitter) - 1.0)
+        totals.steps += steps
+        totals.busy_ms += duration_ms
+        return duration_ms / 1000
+
+    def _complete(self, computed: Sequence[EngineRequest]) -> None:
+        """Let requests whose prompt is computed emit a token; they decode from the next step on."""
+        self.totals.completed += len(computed)
+        self.started = (*computed, *self.started)
+        for request in computed:
             request._emitted += 1
             if request._emitted >= request.max_tokens:
                 self._finish(request)
-                ended.append(request)
             else:
-                del self._prefilling[request.request_id]
                 self._join(request, request._target)
-        return started, ended
 
     def _join(self, request: EngineRequest, context: int) -> None:
         """Let the request decode from the next step on, with ``context`` tokens in KV."""
-        key = request.request_id
+        clock = self._clock
         request.state = RequestState.DECODING
         request._context = context
-        request._joined_at = self._clock
-        request._finish_at = finish_at = self._clock + request.max_tokens - request._emitted
+        request._joined_at = clock
         self._decoding += 1
         self._kv_tokens += context
-        self._filling[(self._clock - context) % self.settings.block_tokens] += 1
-        bucket = self._finishing.get(finish_at)
-        if bucket is None:
-            bucket = self._finishing[finish_at] = {}
-            heappush(self._finish_order, finish_at)
-        bucket[key] = request
+        self._filling[(clock - context) % self._block_tokens] += 1
+        self._joins += 1
+        heappush(self._finishing, (clock + request.max_tokens - request._emitted, self._joins, request))
 
-    def _leave(self, request: EngineRequest) -> None:
+    def _stop_decoding(self, request: EngineRequest) -> None:
         """Take the request off the batch, its context and tokens brought up to date."""
-        key = request.request_id
-        self._running.pop(key, None)
-        if request.state is RequestState.PREFILLING:
-            self._prefilling.pop(key, None)
-        if request.state is not RequestState.DECODING:
-            return
-        self._filling[(request._joined_at - request._context) % self.settings.block_tokens] -= 1
-        bucket = self._finishing[request._finish_at]
-        del bucket[key]
-        if not bucket:
-            del self._finishing[request._finish_at]
+        self._filling[(request._joined_at - request._context) % self._block_tokens] -= 1
         steps = self._clock - request._joined_at
         request._context += steps
         request._emitted += steps
         self._decoding -= 1
         self._kv_tokens -= request._context
 
-    def _finish(self, request: EngineRequest) -> None:
-        self.totals.finished_requests += 1
-        if not request.is_held:
-            self._end(request)
-            return
-        self._leave(request)
-        request.state = RequestState.HELD
-        self._held[request.request_id] = request
+    def _leave(self, request: EngineRequest) -> None:
+        """Take a running request that has not finished off the engine, and free its blocks."""
+        del self._running[request.request_id]
+        if request is self._half_computed:
+            self._half_computed = None
+        else:
+            self._finishing = [each for each in self._finishing if each[2] is not request]
+            heapify(self._finishing)
+            self._stop_decoding(request)
+        self._free(request)
 
-    def _end(self, request: EngineRequest) -> None:
-        was_waiting = request.state is RequestState.WAITING
-        self._leave(request)
-        if not was_waiting:
+    def _finish(self, request: EngineRequest) -> None:
+        """Take a request that has emitted its last token off the engine; a held one keeps its blocks."""
+        self.totals.finished_requests += 1
+        self.finished = (*self.finished, request)
+        del self._running[request.request_id]
+        if request.is_held:
+            request.state = RequestState.HELD
+            self._held[request.request_id] = request
+        else:
             self._free(request)
-        request.state = RequestState.ENDED
+            request.state = RequestState.ENDED
 
     def _free(self, request: EngineRequest) -> None:
         """Release its blocks: for the whole prompt while that is computed, for the tokens in KV after it."""
         tokens = max(request._target - request.is_remote, request._context)
-        shared, blocks = request._shared, -(-tokens // self.settings.block_tokens)
+        shared, blocks = request._shared, -(-tokens // self._block_tokens)
         self.blocks.release(blocks - len(shared), shared)
         request._shared = []
-
-    def _with_jitter(self, duration_ms: float) -> float:
-        return duration_ms * (1.0 + self.settings.jitter * (2.0 * next(self._jitter) - 1.0))
-
-
-def _spans(chunks: Sequence[Chunk]) -> list[tuple[int, int]]:
-    return [(done, size) for _, done, size in chunks]

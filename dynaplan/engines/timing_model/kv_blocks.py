@@ -80,24 +80,23 @@ class BlockListener(Protocol):
 
 
 class KvBlocks:
-    """Counts blocks. Requests refer to ``used`` ones; ``used + free == total`` always.
+    """Counts blocks. Requests refer to ``used`` ones; ``free`` can be taken: empty, or published and unused.
 
     The listener hears of blocks in the order in which they are published, and lose their places.
     """
 
-    __slots__ = ("_idle", "_listener", "_users", "total", "used")
+    __slots__ = ("_idle", "_listener", "_users", "free", "total")
 
     def __init__(self, total: int, listener: BlockListener | None = None) -> None:
         self.total = total
-        self.used = 0
+        self.free = total
         self._listener = listener
         self._users: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
-    def free(self) -> int:
-        """The number of blocks that can be taken: empty, or published and unused."""
-        return self.total - self.used
+    def used(self) -> int:
+        return self.total - self.free
 
     def matching(self, hashes: Sequence[int]) -> int:
         """Return the number of hashes, from the first on without a gap, that are published."""
@@ -116,7 +115,7 @@ class KvBlocks:
         for block in hashes:
             if self._users[block] == 0:
                 del self._idle[block]
-                self.used += 1
+                self.free -= 1
             self._users[block] += 1
 
     def take(self, count: int) -> None:
@@ -124,15 +123,14 @@ class KvBlocks:
 
         Raises ValueError for more than are ``free``.
         """
-        if count > self.total - self.used:
+        if count > self.free:
             raise ValueError(f"{count} KV blocks asked for, {self.free} free")
-        self.used += count
-        listener = self._listener
-        while self._idle and len(self._idle) > self.total - self.used:
+        self.free -= count
+        while self._idle and len(self._idle) > self.free:
             block, _ = self._idle.popitem(last=False)
             del self._users[block]
-            if listener is not None:
-                listener.removed(block)
+            if self._listener is not None:
+                self._listener.removed(block)
 
     def publish(self, block: int) -> bool:
         """Make a private block findable by its hash; False, and it stays private, when the hash is known."""
@@ -145,9 +143,9 @@ class KvBlocks:
 
     def release(self, private: int, shared: Sequence[int]) -> None:
         """Give blocks back. The end of a chain becomes idle first, so that its beginning lives longest."""
-        self.used -= private
+        self.free += private
         for block in reversed(shared):
             self._users[block] -= 1
             if self._users[block] == 0:
                 self._idle[block] = None
-                self.used -= 1
+                self.free += 1

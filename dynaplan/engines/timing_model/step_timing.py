@@ -153,10 +153,11 @@ class _Curve:
 class _Surface:
     """Interpolates ITL over (KV usage, mean context): linear in usage within a context, and between contexts.
 
-    Outside of the measured points the nearest measured edge counts.
+    Outside of the measured points the nearest measured edge counts: below and above them lie cells in which
+    nothing changes.
     """
 
-    __slots__ = ("_contexts", "_max_kv_tokens", "_rows")
+    __slots__ = ("_contexts", "_max_kv_tokens", "_strips")
 
     def __init__(
         self, usages: Sequence[float], contexts: Sequence[float], itls: Sequence[float], max_kv_tokens: int
@@ -164,38 +165,38 @@ class _Surface:
         self._max_kv_tokens = max_kv_tokens
         self._contexts = sorted(set(contexts))
         points = sorted(zip(contexts, usages, itls, strict=True))
-        self._rows = [_row([each[1:] for each in points if each[0] == context]) for context in self._contexts]
+        rows = [_row([each[1:] for each in points if each[0] == context]) for context in self._contexts]
+        self._strips = [
+            (0.0, 1.0, rows[0], rows[0]),
+            *(
+                (low, high - low, below, above)
+                for (low, below), (high, above) in pairwise(zip(self._contexts, rows, strict=True))
+            ),
+            (0.0, 1.0, rows[-1], rows[-1]),
+        ]
 
     def __call__(self, decodes: int, kv_tokens: float) -> float:
         usage = kv_tokens / self._max_kv_tokens
         context = kv_tokens / decodes
-        contexts, rows = self._contexts, self._rows
-        above = bisect_right(contexts, context)
-        if above == 0:
-            return _on_row(rows[0], usage)
-        below_ms = _on_row(rows[above - 1], usage)
-        if above == len(contexts):
-            return below_ms
-        low, high = contexts[above - 1], contexts[above]
-        return below_ms + (context - low) / (high - low) * (_on_row(rows[above], usage) - below_ms)
+        low, width, (starts, cells), (starts_above, cells_above) = self._strips[
+            bisect_right(self._contexts, context)
+        ]
+        x0, y0, dx, dy = cells[bisect_right(starts, usage)]
+        below_ms = y0 + (usage - x0) / dx * dy
+        x0, y0, dx, dy = cells_above[bisect_right(starts_above, usage)]
+        above_ms = y0 + (usage - x0) / dx * dy
+        return below_ms + (context - low) / width * (above_ms - below_ms)
 
 
-_Row = tuple[list[float], list[float]]
-"""Places, ascending and ending with infinity, and the values there."""
+_Row = tuple[list[float], list[tuple[float, float, float, float]]]
+"""The places of the points, ascending, and the cell below each and above all: place and value of a point, and
+the differences of the next one to it."""
 
 
 def _row(points: Sequence[tuple[float, float]]) -> _Row:
-    """Return a row of these points, whose last value goes on for ever."""
-    return [*(x for x, _ in points), math.inf], [*(y for _, y in points), points[-1][1]]
-
-
-def _on_row(row: _Row, x: float) -> float:
-    xs, ys = row
-    index = bisect_right(xs, x)
-    if index == 0:
-        return ys[0]
-    x0, y0 = xs[index - 1], ys[index - 1]
-    return y0 + (x - x0) / (xs[index] - x0) * (ys[index] - y0)
+    (first, first_y), (last, last_y) = points[0], points[-1]
+    between = [(x0, y0, x1 - x0, y1 - y0) for (x0, y0), (x1, y1) in pairwise(points)]
+    return [x for x, _ in points], [(first, first_y, 1.0, 0.0), *between, (last, last_y, 1.0, 0.0)]
 
 
 @dataclass(frozen=True)

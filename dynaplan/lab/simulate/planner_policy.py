@@ -23,6 +23,7 @@ from dynaplan.planner.rules.decision import OwnPolicy, backtest_basis
 from dynaplan.planner.rules.sla_policy import PerformanceModel
 from dynaplan.planner.sizing.demand_forecast import forecast_traffic
 from dynaplan.planner.step_learning import StepLearning
+from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.simulated_service import SimulatedService
 
 
@@ -76,13 +77,14 @@ class PlannerPolicy:
         self._runs = KeptRuns()
         self._history = TrafficHistory(settings.adjustment_interval_s, before)
         self._service: SimulatedService
+        self._meter: TrafficMeter
         self._desired = DesiredCounts()
         self._observed_s = 0.0
 
     def begin(self, service: SimulatedService) -> None:
         """Begin with the workers of the service as the first decision."""
         wanted = service.pools.wanted
-        self._service = service
+        self._service, self._meter = service, service.meter
         self._desired = DesiredCounts(wanted.prefill, wanted.decode, 0, 0)
         self._cycle.begin(service.now_s)
         self._observed_s = service.now_s
@@ -111,7 +113,7 @@ class PlannerPolicy:
         A pull at the moment at which an interval begins is left out: no time has passed.
         """
         if self._service.now_s > self._observed_s:
-            self._service.meter.pull()
+            self._meter.pull()
 
     async def pull_load(self) -> Sample:
         service, learning = self._service, self._learning
@@ -131,7 +133,7 @@ class PlannerPolicy:
         observation = Observation(service.now_s, service.pools.counts(), self._desired, load)
         if not settings.sees_traffic:
             return observation
-        traffic = service.meter.traffic(service.now_s - self._observed_s)
+        traffic = self._meter.traffic(service.now_s - self._observed_s)
         self._observed_s = service.now_s
         self._history.add(traffic)
         startup_s = startup_time_s(settings, service.settings.startup_s.values())

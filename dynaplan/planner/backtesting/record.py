@@ -243,8 +243,8 @@ def compare(window: DrawnWindow, replayed: Sequence[Traffic]) -> ServedRecord:
     streamed = _streamed_part(pairs)
     records = [_record(interval, traffic, streamed) for interval, traffic in pairs]
     blocks = [_sum(part) for part in _parts(records, BLOCKS)]
-    ttft = odds_shift([(each.requests, each.late, each.foretold_late) for each in blocks])
-    itl = odds_shift([(each.requests, each.long, each.foretold_long) for each in blocks])
+    ttft = _shift([(each.requests, each.late, each.foretold_late) for each in blocks])
+    itl = _shift([(each.requests, each.long, each.foretold_long) for each in blocks])
     splits = {each.workers: None for each in reversed(records)}
     by_split = (_sum([each for each in records if each.workers == workers]) for workers in splits)
     is_one = bool(records) and len({each.serving for each in intervals}) == 1
@@ -295,7 +295,7 @@ def _sum(records: Sequence[SplitRecord]) -> SplitRecord:
     return total
 
 
-def odds_shift(blocks: Sequence[tuple[float, float, float]]) -> float:
+def _shift(blocks: Sequence[tuple[float, float, float]]) -> float:
     """Return by how much the odds of a miss exceed the foretold ones (logarithm); 0 where chance explains it.
 
     ``blocks`` are (requests, measured misses, foretold misses).

@@ -183,8 +183,9 @@ def _in_order(path: Path, kind: TraceFormat, rows: NumberedRequests) -> Iterator
             passed_s, _, earliest = heappop(waiting)
             blocks -= len(earliest.block_hashes)
             yield earliest
-    while waiting:
-        yield heappop(waiting)[2]
+    waiting.sort()  # much faster than popping one by one, and mostly in order already
+    for _, _, request in waiting:
+        yield request
 
 
 def _with_places(path: Path, kind: TraceFormat, rows: NumberedRequests) -> NumberedRequests:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest, EngineSettings, StepResult
+from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest, EngineSettings
 from dynaplan.engines.timing_model.kv_blocks import block_hashes
 from dynaplan.engines.timing_model.step_timing import StepTiming
 
@@ -35,15 +36,34 @@ def request(name: str, prompt: int | list[int], answer: int, **options: Any) -> 
     return EngineRequest(name, len(prompt), answer, block_hashes(prompt, BLOCK_TOKENS), **options)
 
 
-def run(model: EngineModel, horizon_s: float = 0.0) -> list[StepResult]:
-    """Step until idle; the results."""
-    results = []
+class Step(NamedTuple):
+    """What one call of ``EngineModel.step`` did; requests by their ids."""
+
+    duration_s: float
+    steps: int
+    tokens: int
+    started: list[str]
+    finished: list[str]
+    preemptions: int
+
+
+def step(model: EngineModel, horizon_s: float = 0.0) -> Step:
+    """Step a model that is not stuck."""
+    tokens, preemptions = model.totals.generated, model.totals.preemptions
+    duration_s = model.step(horizon_s)
+    assert duration_s is not None, "the model is stuck"
+    started, finished = _ids(model.started), _ids(model.finished)
+    tokens, preemptions = model.totals.generated - tokens, model.totals.preemptions - preemptions
+    return Step(duration_s, model.steps, tokens, started, finished, preemptions)
+
+
+def run(model: EngineModel, horizon_s: float = 0.0) -> list[Step]:
+    """Step until idle; what each step did."""
+    steps = []
     while not model.is_idle:
-        results.append(model.step(horizon_s))
-        assert not results[-1].is_empty, "the model is stuck"
-    return results
+        steps.append(step(model, horizon_s))
+    return steps
 
 
-def names(requests: Any) -> list[str]:
-    """Their ids."""
+def _ids(requests: Sequence[EngineRequest]) -> list[str]:
     return [each.request_id for each in requests]

@@ -9,7 +9,7 @@ from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.events.dispatch_order import DispatchRule
 from dynaplan.graph.lifecycle import Role, WorkerEvent
 from dynaplan.simulation.pools import SimulatedWorker
-from dynaplan.simulation.prefill_queue import SimulatedPrefillQueue
+from dynaplan.simulation.prefill_queue import QueuedPrompt, SimulatedPrefillQueue
 from dynaplan.simulation.router import SimulatedRouting
 from dynaplan.simulation.run import StaticPolicy, simulate
 from dynaplan.simulation.simulated_service import REFILL_S, ServiceSettings, SimulatedService
@@ -22,9 +22,12 @@ SETTINGS = replace(
 )
 
 
-def given_out(queue: SimulatedPrefillQueue, now_s: float = 0.0) -> list[tuple[SimulatedWorker, str]]:
-    """All that can be given now."""
-    return list(iter(lambda: queue.assign(now_s), None))
+Queue = SimulatedPrefillQueue[QueuedPrompt]
+
+
+def given_out(queue: Queue, now_s: float = 0.0) -> list[tuple[SimulatedWorker, str]]:
+    """All that can be given now, by the keys of the prompts."""
+    return [(worker, prompt.key) for worker, prompt in iter(lambda: queue.assign(now_s), None)]
 
 
 def test_a_step_computes_what_its_worker_holds_and_what_comes_meanwhile_waits_for_the_next():
@@ -71,18 +74,21 @@ def test_nobody_holds_more_than_allowed_and_the_queue_counts_what_is_not_acknowl
 
 def test_what_is_given_up_leaves_the_queue_wherever_it_waits_and_what_is_taken_is_computed_in_vain():
     [worker] = SimulatedService(SETTINGS, workers(1, 1)).pools.serving(Role.PREFILL)
-    queue = SimulatedPrefillQueue(1, DispatchRule(late_wait_s=15.0))
+    queue: Queue = SimulatedPrefillQueue(1, DispatchRule(late_wait_s=15.0))
     queue.ask(worker)
-    for key in ("late", "taken", "waiting"):
-        queue.put(key, times_s=(0.0, 5.0) if key == "late" else (9.0, 99.0))
-    assert [key for _, key in given_out(queue, 10.0)] == ["taken"]
-    queue.direct("in its lane", worker)
+    late, taken = QueuedPrompt("late", 0.0, 5.0), QueuedPrompt("taken", 9.0, 99.0)
+    waiting, in_its_lane = QueuedPrompt("waiting", 9.0, 99.0), QueuedPrompt("in its lane")
+    for each in (late, taken, waiting):
+        queue.put(each)
+    assert given_out(queue, 10.0) == [(worker, "taken")]
+    queue.direct(in_its_lane, worker)
     assert queue.depth == 4
-    for key in ("late", "waiting", "in its lane", "taken"):
-        queue.give_up(key)
-    assert (queue.depth, queue.holder("taken")) == (1, worker)
-    assert not queue.computed("taken", 11.0)
-    queue.acknowledge("taken")
+    for each in (late, waiting, in_its_lane, taken):
+        queue.give_up(each)
+    assert queue.depth == 1
+    assert queue.computed("taken", 11.0) is taken
+    assert taken.is_given_up
+    assert queue.acknowledge(taken) is worker
     assert queue.depth == 0
 
 
@@ -96,10 +102,10 @@ def test_a_worker_that_leaves_gets_nothing_more():
 
 
 def test_without_workers_work_waits():
-    queue = SimulatedPrefillQueue(4)
-    queue.put("a")
+    queue: Queue = SimulatedPrefillQueue(4)
+    queue.put(QueuedPrompt("a"))
 
-    assert list(given_out(queue)) == []
+    assert given_out(queue) == []
     assert queue.depth == 1
 
 
@@ -140,19 +146,20 @@ def test_a_prompt_is_directed_to_the_prefill_worker_that_has_it_cached():
 def test_directed_prompts_wait_for_nobody_and_no_more_than_allowed_are_held():
     simulated = SimulatedService(SETTINGS, workers(2, 1))
     worker, other = simulated.pools.serving(Role.PREFILL)
-    queue = SimulatedPrefillQueue(2)
+    queue: Queue = SimulatedPrefillQueue(2)
     for each in (worker, other):
         queue.ask(each)
+    prompts = {key: QueuedPrompt(key) for key in "abcd"}
     for key in "abc":
-        queue.direct(key, worker)
-    queue.put("d")
+        queue.direct(prompts[key], worker)
+    queue.put(prompts["d"])
 
     assert [(each.number, key) for each, key in given_out(queue)] == [
         *((worker.number, key) for key in "ab"),
         (other.number, "d"),
     ]
     assert queue.depth == 4
-    queue.acknowledge("a")
+    queue.acknowledge(prompts["a"])
     assert [key for _, key in given_out(queue)] == ["c"]
     assert queue.depth == 3
 
@@ -160,9 +167,9 @@ def test_directed_prompts_wait_for_nobody_and_no_more_than_allowed_are_held():
 def test_prompts_directed_to_a_worker_that_leaves_go_to_the_others():
     simulated = SimulatedService(SETTINGS, workers(2, 1))
     leaving, other = simulated.pools.serving(Role.PREFILL)
-    queue = SimulatedPrefillQueue(2)
+    queue: Queue = SimulatedPrefillQueue(2)
     queue.ask(other)
-    queue.direct("a", leaving)
+    queue.direct(QueuedPrompt("a"), leaving)
     leaving.record = leaving.record.after(WorkerEvent.TOLD_TO_LEAVE, 0.0)
 
     assert [(each.number, key) for each, key in given_out(queue)] == [(other.number, "a")]
@@ -197,20 +204,19 @@ def test_where_prompts_are_computed_as_fast_as_they_come_the_order_is_that_of_ar
     assert outcome.ttft_ms.total == in_order.ttft_ms.total
 
 
-def taken(queue: SimulatedPrefillQueue, worker: SimulatedWorker, now_s: float, took_s: float) -> str:
-    """The next prompt of a worker that computes one at a time, and computes it in that time."""
+def taken(queue: Queue, worker: SimulatedWorker, now_s: float, took_s: float) -> str:
+    """The key of the next prompt of a worker that computes one at a time, and computes it in that time."""
     queue.ask(worker)
     [(_, key)] = given_out(queue, now_s)
-    queue.computed(key, now_s + took_s)
-    queue.acknowledge(key)
+    queue.acknowledge(queue.computed(key, now_s + took_s))
     return key
 
 
 def test_a_late_prompt_is_passed_over_by_no_more_than_one_for_each_once_it_waits_twice_as_long() -> None:
     [worker] = SimulatedService(SETTINGS, workers(1, 1)).pools.serving(Role.PREFILL)
-    queue = SimulatedPrefillQueue(1, DispatchRule(late_wait_s=1.0))
+    queue: Queue = SimulatedPrefillQueue(1, DispatchRule(late_wait_s=1.0))
     for number in range(40):
-        queue.put(f"{number}", times_s=(number * 0.1, number * 0.1 + 0.5))
+        queue.put(QueuedPrompt(f"{number}", number * 0.1, number * 0.1 + 0.5))
 
     order: list[int] = []
     now_s = 3.0
@@ -227,11 +233,11 @@ def test_a_late_prompt_is_passed_over_by_no_more_than_one_for_each_once_it_waits
 
 def test_a_late_prompt_is_seldom_taken_when_it_is_just_owed() -> None:
     [worker] = SimulatedService(SETTINGS, workers(1, 1)).pools.serving(Role.PREFILL)
-    queue = SimulatedPrefillQueue(1, DispatchRule(late_wait_s=4.0))
+    queue: Queue = SimulatedPrefillQueue(1, DispatchRule(late_wait_s=4.0))
     for number in range(8):
-        queue.put(f"late {number}", times_s=(-1.5, -1.0))
+        queue.put(QueuedPrompt(f"late {number}", -1.5, -1.0))
     for number in range(16):
-        queue.put(f"in time {number}", times_s=(4.0, 9.0))
+        queue.put(QueuedPrompt(f"in time {number}", 4.0, 9.0))
 
     keys = [taken(queue, worker, 4.0, 0.01) for _ in range(16)]  # 5 s after the deadline: every eighth
     assert [index for index, key in enumerate(keys) if key.startswith("late")] == [7, 15]
@@ -239,9 +245,9 @@ def test_a_late_prompt_is_seldom_taken_when_it_is_just_owed() -> None:
 
 def test_the_depth_counts_late_prompts_too() -> None:
     [worker] = SimulatedService(SETTINGS, workers(1, 1)).pools.serving(Role.PREFILL)
-    queue = SimulatedPrefillQueue(1, DispatchRule(late_wait_s=2.0))
+    queue: Queue = SimulatedPrefillQueue(1, DispatchRule(late_wait_s=2.0))
     for key in "abc":
-        queue.put(key, times_s=(0.5, 1.0))
+        queue.put(QueuedPrompt(key, 0.5, 1.0))
 
     assert taken(queue, worker, 5.0, 0.1) == "a"
     assert queue.depth == 2

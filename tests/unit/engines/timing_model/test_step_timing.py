@@ -15,6 +15,7 @@ from dynaplan.engines.timing_model.engine_model import EngineModel, EngineReques
 from dynaplan.engines.timing_model.step_timing import MeasuredProfile, hand_off_s
 from dynaplan.planner.sizing.queueing.queueing_model import TRANSFER_MS, TRANSFER_MS_PER_TOKEN
 from dynaplan.util.errors import ConfigError
+from tests.unit.engines.models import step
 
 SHIPPED = sorted(path.stem for path in SHIPPED_DIR.glob("*.json"))
 
@@ -25,7 +26,7 @@ def ttft_ms(options: SimOptions, isl: int) -> float:
     model.submit(EngineRequest("a", isl, 1))
     total_s = 0.0
     while not model.is_idle:
-        total_s += model.step().duration_s
+        total_s += step(model).duration_s
     return total_s * 1000
 
 

@@ -116,10 +116,11 @@ class _PrefillPool:
     def _begin_step(self, worker: int, at_s: float) -> None:
         if self._is_stepping[worker] or self._models[worker].is_idle:
             return
-        result = self._models[worker].step()
+        model = self._models[worker]
+        duration_s = model.step() or 0.0
         self._is_stepping[worker] = True
-        finished = [int(each.request_id) for each in result.finished]
-        heappush(self._ends, (at_s + result.duration_s, len(self._done_s), worker, finished))
+        finished = [int(each.request_id) for each in model.finished]
+        heappush(self._ends, (at_s + duration_s, len(self._done_s), worker, finished))
 
 
 def decode_times_ms(
