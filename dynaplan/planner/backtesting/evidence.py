@@ -222,8 +222,3 @@ def _sums(values: Sequence[float], stretch: int) -> list[float]:
     """Return the sum of each ``stretch`` values in a row."""
     totals = [0.0, *accumulate(values)]
     return [after - before for before, after in zip(totals, totals[stretch:], strict=False)]
-
-
-def allowed_misses(count: float, part: float, deviations: float) -> float:
-    """Return how many of ``count`` may miss: the expected part, and so many standard deviations more."""
-    return count * part + deviations * math.sqrt(count * part * (1 - part))

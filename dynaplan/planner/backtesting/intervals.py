@@ -10,9 +10,6 @@ from dynaplan.contract.traffic import Lengths
 RECENT_S = 600.0
 """Seconds that are looked at once more for themselves, because they may be how it goes on."""
 
-Z = 1.645
-"""Standard deviations within which 95 % of a normal distribution's lower side lie."""
-
 
 @dataclass(frozen=True)
 class Interval:

@@ -17,13 +17,12 @@ that were there.
 **Held to the record.** Over the window n requests came, of which m missed a target and the refitted model
 foretold f. Two proportions differ beyond chance (p = (m + f) / 2 n) when
 
-    (m - f) / sqrt(2 n p (1 - p) phi) > Z
+    (m - f) / sqrt(2 n p (1 - p)) > Z
 
-Misses come in bursts, so their variance is phi times that of independent ones: Pearson's statistic of the
-differences in ``BLOCKS`` parts of the window over its degrees of freedom, at least 1 (McCullagh and Nelder,
-Generalized Linear Models, 1989, section 4.5). Then what any split misses of that target is shifted by the
-same odds: logit(q) + logit(m / n) - logit(f / n). More than was foretold is held against every split; less
-is not counted in favour of one, because splits with fewer workers have no record.
+Misses come together, so the variance under the root is at least the spread of m - f between parts of the
+window (``chance.py``). Then what any split misses of that target is shifted by the same odds: logit(q) +
+logit(m / n) - logit(f / n). More than was foretold is held against every split; less is not counted in favour
+of one, because splits with fewer workers have no record.
 
 **What stood all the time** needs no model: its measured misses count in place of simulated ones, where they
 are of ``MIN_COMPARED`` of the requests at least: few of them say nothing when most are not streamed.
@@ -42,12 +41,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from operator import sub
 
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.traffic import Traffic
 from dynaplan.graph.lifecycle import Role
+from dynaplan.planner.backtesting.chance import Z, design_effect, spread
 from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
-from dynaplan.planner.backtesting.intervals import RECENT_S, Interval, Z
+from dynaplan.planner.backtesting.intervals import RECENT_S, Interval
 from dynaplan.planner.backtesting.runs import KeptRuns, Misses
 from dynaplan.planner.model import Corrections, SplitRecord
 from dynaplan.simulation.simulated_service import ServiceSettings
@@ -69,9 +70,6 @@ MEANS = {Role.DECODE: "itl_ms", Role.PREFILL: "ttft_ms"}
 
 ORDER = (Role.DECODE, Role.PREFILL, Role.DECODE)
 """How factors are found: prompts that are computed too fast come too many at once, and slow decoding down."""
-
-BLOCKS = 12
-"""Parts of the window between which misses are compared."""
 
 MIN_COMPARED = 0.5
 """The part of the window's requests that a record must be of at least to stand in place of a simulation."""
@@ -97,13 +95,14 @@ class ServedRecord:
 
     ``newest`` is the record of the last ten minutes, where the same workers served all the time; else None.
     The shifts are logarithms of odds, at least 0: by so much more of the requests miss a target than is
-    simulated.
+    simulated. ``effect`` is the design effect of the measured misses.
     """
 
     splits: tuple[SplitRecord, ...] = ()
     newest: SplitRecord | None = None
     ttft_shift: float = 0.0
     itl_shift: float = 0.0
+    effect: float = 1.0
 
     def of_standing(self, workers: PoolSizes, requests: float) -> tuple[SplitRecord, SplitRecord] | None:
         """Return the records of these workers, of the window and its end.
@@ -242,14 +241,15 @@ def compare(window: DrawnWindow, replayed: Sequence[Traffic]) -> ServedRecord:
     ]
     streamed = _streamed_part(pairs)
     records = [_record(interval, traffic, streamed) for interval, traffic in pairs]
-    blocks = [_sum(part) for part in _parts(records, BLOCKS)]
-    ttft = _shift([(each.requests, each.late, each.foretold_late) for each in blocks])
-    itl = _shift([(each.requests, each.long, each.foretold_long) for each in blocks])
+    came = [each.requests for each in records]
+    ttft = _shift(came, [each.late for each in records], [each.foretold_late for each in records])
+    itl = _shift(came, [each.long for each in records], [each.foretold_long for each in records])
     splits = {each.workers: None for each in reversed(records)}
     by_split = (_sum([each for each in records if each.workers == workers]) for workers in splits)
     is_one = bool(records) and len({each.serving for each in intervals}) == 1
     newest = _sum(records[-len(window.newest(RECENT_S).intervals) :]) if is_one else None
-    return ServedRecord(tuple(by_split), newest, ttft, itl)
+    effect = design_effect(came, [each.missed for each in records])
+    return ServedRecord(tuple(by_split), newest, ttft, itl, effect)
 
 
 def _streamed_part(pairs: Sequence[tuple[Interval, Traffic]]) -> float:
@@ -275,11 +275,6 @@ def _record(interval: Interval, replayed: Traffic, streamed: float) -> SplitReco
     )
 
 
-def _parts(records: Sequence[SplitRecord], count: int) -> list[Sequence[SplitRecord]]:
-    size = -(-len(records) // count) or 1
-    return [records[first : first + size] for first in range(0, len(records), size)]
-
-
 def _sum(records: Sequence[SplitRecord]) -> SplitRecord:
     """Return the sum of records, with the workers of the first one."""
     total = records[0]
@@ -295,25 +290,19 @@ def _sum(records: Sequence[SplitRecord]) -> SplitRecord:
     return total
 
 
-def _shift(blocks: Sequence[tuple[float, float, float]]) -> float:
+def _shift(came: Sequence[float], measured: Sequence[float], foretold: Sequence[float]) -> float:
     """Return by how much the odds of a miss exceed the foretold ones (logarithm); 0 where chance explains it.
 
-    ``blocks`` are (requests, measured misses, foretold misses).
+    Given are the requests and both numbers of misses of each interval.
     """
-    requests, measured, foretold = (sum(each) for each in zip(*blocks, strict=True)) if blocks else (0, 0, 0)
-    if measured <= foretold or not requests:
+    requests, missed, expected = sum(came), sum(measured), sum(foretold)
+    if missed <= expected or not requests:
         return 0.0
-    part = min((measured + foretold) / 2 / requests, 1 - 1 / (requests + 1))
-    excess, own = measured - foretold, 2 * part * (1 - part)
-    spread = sum(
-        (missed - expected - excess * came / requests) ** 2 / (came * own)
-        for came, missed, expected in blocks
-        if came
-    )
-    dispersion = max(1.0, spread / max(1, len(blocks) - 1))
-    if excess <= Z * math.sqrt(requests * own * dispersion):
+    part = min((missed + expected) / 2 / requests, 1 - 1 / (requests + 1))
+    variance = max(2 * requests * part * (1 - part), spread(came, list(map(sub, measured, foretold))))
+    if missed - expected <= Z * math.sqrt(variance):
         return 0.0
-    return _logit(measured, requests) - _logit(foretold, requests)
+    return _logit(missed, requests) - _logit(expected, requests)
 
 
 def _logit(count: float, of: float) -> float:

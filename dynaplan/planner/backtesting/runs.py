@@ -71,6 +71,10 @@ class MissCounts:
         first = bisect_left(self._begins_s, at_s)
         return Misses(sum(self._late[first:]), sum(self._long[first:]), sum(self._missed[first:]))
 
+    def by_interval(self, since_s: float) -> list[int]:
+        """Return how many missed a target, of each interval that began at ``since_s`` or later."""
+        return self._missed[bisect_left(self._begins_s, since_s) :]
+
     def forget_before(self, at_s: float) -> None:
         """Forget the intervals that began before that moment."""
         first = bisect_left(self._begins_s, at_s)

@@ -27,13 +27,9 @@ from dataclasses import dataclass, field, replace
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.traffic import Traffic
-from dynaplan.planner.backtesting.evidence import (
-    Evidence,
-    load_change,
-    peak_part,
-)
+from dynaplan.planner.backtesting.chance import min_requests
+from dynaplan.planner.backtesting.evidence import Evidence, load_change, peak_part
 from dynaplan.planner.backtesting.intervals import RECENT_S, Interval
-from dynaplan.planner.backtesting.search import min_requests
 from dynaplan.planner.learnt_timings import LearntTimings
 from dynaplan.planner.model import (
     LOAD_ABOVE,

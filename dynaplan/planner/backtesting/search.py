@@ -8,9 +8,10 @@ is asked is what a user would try with ``dynaplan simulate``.
 what was missed too much lately, ``Search.may_miss``).
 
 1. A split that is there, or that has more GPUs, keeps the promise when no more than N p requests miss.
-2. One with fewer GPUs than there are must keep it beyond chance. By the score test of a proportion (Wilson,
-   1927) that is when no more than N p - z sqrt(N p (1 - p)) miss, z = 1.645: 95 of 100 such windows then keep
-   it. So the margin is wide for few requests; of fewer than ``min_requests`` (52 at 95 %) none may miss.
+2. One with fewer GPUs than there are must keep it beyond chance, as requests miss together (``chance.py``).
+   By the score test of a proportion (Wilson, 1927) that is when no more than N p - z sqrt(N p (1 - p) effect)
+   miss, z = 1.645: 95 of 100 such windows then keep it. So the margin is wide for few requests, and for few
+   bursts; of fewer than ``min_requests`` (52 at 95 %) none may miss.
 3. Neither counts when more than n p + z sqrt(n p (1 - p)) of the n requests of the last ten minutes miss:
    what has begun lately is a small part of an hour.
 
@@ -32,9 +33,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from dynaplan.contract.counts import PoolSizes
+from dynaplan.planner.backtesting.chance import Z, allowed_misses, design_effect
 from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
-from dynaplan.planner.backtesting.evidence import allowed_misses
-from dynaplan.planner.backtesting.intervals import RECENT_S, Z
+from dynaplan.planner.backtesting.intervals import RECENT_S
 from dynaplan.planner.backtesting.record import ServedRecord
 from dynaplan.planner.backtesting.runs import KeptRuns, SplitRun
 from dynaplan.planner.model import WorkerLimits
@@ -46,11 +47,6 @@ MAX_RUNS = 12
 
 MIN_GAIN = 0.01
 """The part of the requests that an exchange must bring in time: less is not worth two changes."""
-
-
-def min_requests(may_miss: float) -> int:
-    """Return the fewest requests of which a backtest can say that no more than that part miss."""
-    return round(Z * Z * (1 - may_miss) / may_miss) + 1
 
 
 @dataclass(frozen=True)
@@ -189,10 +185,11 @@ def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
     margin = -Z if gpus < search.limits.gpus(search.present) else 0.0
     if records := search.record.of_standing(workers, count):
         window, newest = records
-        is_kept = window.missed <= max(0.0, allowed_misses(window.requests, search.may_miss, margin))
+        allowed = allowed_misses(window.requests, search.may_miss, margin, search.record.effect)
+        is_kept = window.missed <= max(0.0, allowed)
         is_kept &= newest.missed <= allowed_misses(newest.requests, search.may_miss, Z)
         return Trial(workers, gpus, max(0.0, 1 - window.missed / window.requests), is_kept)
-    may_miss = max(0.0, allowed_misses(count, search.may_miss, margin))
+    at_most = max(0.0, allowed_misses(count, search.may_miss, margin))
     kept = course = search.runs.of(workers, search.begin_s)
     for interval in search.window:
         if interval.end_s > course.until_s:
@@ -202,14 +199,16 @@ def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
         arrived += interval.count
         if interval.end_s == course.until_s and arrived < count and not is_whole:
             missed = course.misses.since(search.begin_s).either
-            if missed > may_miss:
+            if missed > at_most:
                 return Trial(workers, gpus, 1 - missed / count, False, arrived / count)
     if course is kept:
         course = kept.copy()
     course.finish()
     simulated = course.misses.since(search.begin_s)
     held = search.record.held(count, simulated)
-    is_kept = held <= may_miss and _kept_lately(search, course, held - simulated.either)
+    effect = design_effect([each.count for each in search.window], course.misses.by_interval(search.begin_s))
+    is_kept = held <= max(0.0, allowed_misses(count, search.may_miss, margin, effect))
+    is_kept = is_kept and _kept_lately(search, course, held - simulated.either)
     return Trial(workers, gpus, 1 - held / max(1, count), is_kept)
 
 

@@ -10,7 +10,6 @@ import pytest
 from dynaplan.contract.traffic import Lengths, Traffic
 from dynaplan.planner.backtesting.evidence import (
     Evidence,
-    allowed_misses,
     load_change,
     peak_part,
 )
@@ -139,8 +138,3 @@ def test_too_few_intervals_say_nothing_of_how_fast_a_load_changes() -> None:
     falling = [interval(200 - 5 * number) for number in range(10)]
     assert part(falling, 2 * REACTION) == 1.0
     assert part(falling, 2 * REACTION + 1) < 1.0
-
-
-def test_allowed_misses_are_the_promised_part_and_chance() -> None:
-    assert allowed_misses(10_000, 0.05, 0.0) == 500
-    assert allowed_misses(10_000, 0.05, -2.0) == pytest.approx(500 - 2 * 21.79, abs=0.01)

@@ -10,7 +10,7 @@ from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.planner.backtesting import search
 from dynaplan.planner.backtesting.backtest import simulated_service
-from dynaplan.planner.backtesting.search import Search, Trial, find_cheapest, min_requests
+from dynaplan.planner.backtesting.search import Search, Trial, find_cheapest
 from dynaplan.planner.model import WorkerLimits
 from tests.unit.planner.backtesting.windows import given_window
 from tests.unit.planner.rules.targets import SETTINGS, model
@@ -116,9 +116,18 @@ def test_a_removal_needs_more_requests_in_time_than_a_split_that_is_there() -> N
     assert not search.run(fewer, ONE_EACH).is_kept
 
 
-def test_so_many_requests_are_needed_to_say_that_so_few_miss() -> None:
-    assert min_requests(0.05) == 52
-    assert min_requests(0.01) == 269
+@pytest.mark.parametrize(("lost", "is_kept"), [(range(0, 600, 50), True), (range(300, 312), False)])
+def test_misses_that_come_together_keep_a_worker_where_as_many_single_ones_do_not(
+    lost: range, is_kept: bool
+) -> None:
+    whole = window(2.0, 300, present=PoolSizes(2, 1))
+    requests = [request for each in whole.window for request in each.requests]
+    for number in lost:
+        requests[number] = TracedRequest(requests[number].arrival_s, 3000, 1_000_000)
+    asked = Search(whole.service, given_window(requests), 0.05, PoolSizes(2, 1), LIMITS)
+    trial = search.run(asked, ONE_EACH)
+    assert trial.in_time == pytest.approx(0.98)
+    assert trial.is_kept is is_kept
 
 
 def test_no_requests_keep_every_promise() -> None:
