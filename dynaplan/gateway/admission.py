@@ -10,8 +10,7 @@ from __future__ import annotations
 import hmac
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.keys import KeySettings
@@ -65,32 +64,20 @@ class Admission:
             return self._owner
         raise unauthorized("The API key is none of this service", "invalid_api_key", OWNER_GIVES)
 
-    def check_call(self, call: Call, cards: Iterable[Mapping[str, Any]]) -> None:
+    def check_call(self, call: Call, context_tokens: int) -> None:
         """Raise ApiError (400) for addresses that may not be fetched, and a prompt that is too long.
 
-        ``cards`` are those of the workers that may answer.
+        ``context_tokens`` is 0 where the length of the workers' context is not known.
         """
         if call.address:
             check_media(call.address, self._settings.allow_media_urls)
-        if context_tokens := _context_tokens(cards):
+        if context_tokens:
             check_context(call, context_tokens)
 
 
 def host_names(settings: FrontendSettings) -> HostNames:
     """Return the names of this machine for clients of a frontend with these settings."""
     return HostNames((settings.host, socket.gethostname()), settings.allowed_hosts or ())
-
-
-def _context_tokens(cards: Iterable[Mapping[str, Any]]) -> int:
-    """Return the longest context, in tokens, of the workers whose tokenizer the frontend has; else 0.
-
-    Only the simulated engine's tokenizer is known here. Other engines check the length themselves.
-    """
-    longest = 0
-    for card in cards:
-        if card.get("tokenizer") == "sim" and isinstance(tokens := card.get("context_tokens"), int):
-            longest = max(longest, tokens)
-    return longest
 
 
 class WaitingRoom:
@@ -115,7 +102,8 @@ class WaitingRoom:
 
     def enter(self, holder: KeyHolder | None = None) -> Place:
         """Return a place, to be left when the answer begins or the request ends; raises ApiError (429)."""
-        self.check(holder)
+        if self.waiting >= self._max_waiting:
+            self.check(holder)
         return Place(self, holder.name if holder else "")
 
     def _has_share_left(self, key: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dynaplan.gateway.request_bodies import BodyShare, receive_body
+from dynaplan.gateway.request_bodies import MAX_UNCOUNTED_BYTES, BodyShare, receive_body
 from dynaplan.http.messages import Headers, Request, Response
 from dynaplan.http.trace import NO_TRACE, TRACE_PARENT, TRACE_STATE, trace_headers
 
@@ -42,13 +42,16 @@ class Client:
     def trace_headers(self) -> Mapping[str, str]:
         """Return the headers of the client's trace; empty without a usable one."""
         headers = self._request.headers
-        parent = headers.get(TRACE_PARENT)
-        if not parent:
+        if not (parent := headers.get(TRACE_PARENT)):
             return NO_TRACE
         return trace_headers({TRACE_PARENT: parent, TRACE_STATE: headers.get(TRACE_STATE)})
 
     async def read_body(self, share: BodyShare, *, max_bytes: int, timeout_s: float) -> bytes:
         """Return the whole body, decompressed; raises ApiError, as ``receive_body`` does."""
+        body = self._request.body
+        is_small = 0 < body.declared_bytes <= min(max_bytes, MAX_UNCOUNTED_BYTES)
+        if is_small and body.is_complete and (whole := body.take_whole()):
+            return whole
         return await receive_body(self._request, share, max_bytes=max_bytes, timeout_s=timeout_s)
 
     def start_stream(self) -> None:

@@ -38,8 +38,6 @@ from dynaplan.gateway.openai_api import (
 _EVENT = b"data: {"
 _PLAIN_TOKEN = b'"delta":{"content":"'
 _PLAIN_ROLE = b'"delta":{"role":"assistant","content":""}'
-_NO_FRAME = b"\0", b"\0"
-"""No event of a stream begins or ends so."""
 _MAYBE_NONE = (b'"role":"assistant"', b'"content":null', b'"choices":[]', b'"delta":{}', b'"timings":{')
 """Marks of the events without a token: a stream's first and last ones, and its usage, for all engines.
 
@@ -82,35 +80,30 @@ def count_tokens(endpoint: ApiPath, events: bytes) -> int:
     return len(_NAMED_DELTA.findall(events)) if endpoint.inputs else count_chat_tokens(events)
 
 
-class PassingTokens:
-    """Counts the tokens in the events of one stream as they pass, and looks out for failures.
+class TokenFrame:
+    """What stands before and behind the text of an event with one token, and where: ``events[frame.text]``.
 
-    Engines write the same around the text of nearly every event. What begins and ends as the last event that
-    was looked through, with no quote between, is one token as that was: to search it takes thrice as long.
+    Engines write the same around the text of nearly every event. So what begins and ends as an event that was
+    looked through, with no quote between, is one token as that was: to search it takes thrice as long.
     """
 
-    def __init__(self, endpoint: ApiPath) -> None:
-        self._endpoint = endpoint
-        self._head, self._tail = _NO_FRAME
+    def __init__(self, head: bytes, tail: bytes) -> None:
+        self.head, self.tail = head, tail
+        self.begin, self.end = slice(len(head)), slice(-len(tail), None)
+        self.text = slice(len(head), -len(tail))
 
-    def count(self, events: bytes) -> int:
-        """Return the number of tokens, as ``count_tokens`` does; -1 when the events may report a failure."""
-        head, tail = self._head, self._tail
-        if (
-            events.startswith(head)
-            and events.endswith(tail)
-            and events.find(b'"', len(head), len(events) - len(tail)) < 0
-        ):
-            return 1
-        # ``in`` takes five times as long: for bytes it tries its left side as a number first, and fails.
-        if events.rfind(_ABORT_MARK) >= 0 or events.rfind(_ERROR_MARK) >= 0:
-            return -1
-        if events.count(_EVENT) == events.count(_PLAIN_TOKEN) == 1:
-            begin = events.find(_PLAIN_TOKEN) + len(_PLAIN_TOKEN)
-            end = events.find(b'"', begin)
-            self._head, self._tail = (events[:begin], events[end:]) if end >= 0 else _NO_FRAME
-            return 1
-        return count_tokens(self._endpoint, events)
+
+NO_FRAME = TokenFrame(b"\0", b"\0")
+"""No event of a stream begins or ends so."""
+
+
+def find_frame(events: bytes) -> TokenFrame | None:
+    """Return the frame of these events' only token; None for other events."""
+    if not events.count(_EVENT) == events.count(_PLAIN_TOKEN) == 1:
+        return None
+    begin = events.find(_PLAIN_TOKEN) + len(_PLAIN_TOKEN)
+    end = events.find(b'"', begin)
+    return TokenFrame(events[:begin], events[end:]) if end >= 0 else None
 
 
 def is_ended(endpoint: ApiPath, events: bytes) -> bool:
@@ -234,9 +227,15 @@ def is_aborted(answer: bytes) -> bool:
     return b'"abort"' in answer and bool(_ABORT.search(answer))
 
 
+def may_report_failure(events: bytes) -> bool:
+    """Tell whether ``find_failure`` is to look at these events."""
+    # ``in`` takes five times as long: for bytes it tries its left side as a number first, and fails.
+    return events.rfind(_ABORT_MARK) >= 0 or events.rfind(_ERROR_MARK) >= 0
+
+
 def find_failure(events: bytes) -> Failure | None:
     """Return the failure in these whole events of a stream; None when there is none."""
-    if events.rfind(_ABORT_MARK) < 0 and events.rfind(_ERROR_MARK) < 0:
+    if not may_report_failure(events):
         return None
     if found := _ERROR.search(events):
         return _read_error(events[: found.start()], found.group(1))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -106,7 +107,7 @@ class EnginePathProxy:
     async def answer(self, request: Request) -> Response | None:
         """Pass on a request for an engine's own path, to the model that it names, or to the only one."""
         self._path.admission.check_admin(request.headers, request.path)
-        with self._path.bodies.body() as share:
+        with closing(BodyShare(self._path.bodies)) as share:
             body = await self._body(request, share)
             document = _document(body)
             named = str(request.query.get("model") or document.get("model") or _form_model(request, body))
@@ -127,7 +128,7 @@ class EnginePathProxy:
             query = urlsplit(request.target).query
             place = f"{prefix}{name}/" + (f"?{query}" if query else "")
             return Response(status, {"Location": place}, b"")
-        with self._path.bodies.body() as share:
+        with closing(BodyShare(self._path.bodies)) as share:
             body = await self._body(request, share)
             model, document = self._models.find(unquote(name)), _document(body)
             path = unquote(rest.partition("?")[0])

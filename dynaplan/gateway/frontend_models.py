@@ -120,8 +120,8 @@ class FrontendModel:
 
         A large body stays as it is, and a form. Raises ApiError (400) for a body that is nested too deep.
         """
-        is_changed = self.changes_requests_for(call.model) or ENGINES_SLOT in call.document
-        if call.endpoint.is_form or not call.is_whole or not is_changed:
+        is_kept = self.sent_name(call.model) == call.model and self.filters is NO_FILTERS
+        if (is_kept and ENGINES_SLOT not in call.document) or call.endpoint.is_form or not call.is_whole:
             return call
         document = self.changed(call.document, is_computed=call.endpoint.is_computed)
         try:

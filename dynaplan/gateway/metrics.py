@@ -124,6 +124,7 @@ class _RequestCounts:
 
     def __init__(self, metrics: FrontendMetrics, *labels: str) -> None:
         self._metrics = metrics
+        self.of_model = metrics.of_model(labels[0])
         self._labels = (metrics.namespace, *labels)
         # Labelled once, as those of a model are.
         self._started_total = metrics.started_total.labels(*self._labels)
@@ -163,7 +164,7 @@ class RequestRecord:
         self._metrics = metrics
         self._now_s = metrics.now_s
         self._counts = metrics.counts_of(model, endpoint, is_stream)
-        self._of_model = metrics.of_model(model)
+        self._of_model = self._counts.of_model
         self.begun_s = self._last_s = self._now_s()
         self.output_tokens = 0
         self.ttft_s: float | None = None
@@ -211,21 +212,22 @@ class RequestRecord:
 
         The usage that the answer ``stated`` is exact and replaces the estimate ``input_tokens``.
         """
-        self.begin_answer()
-        now_s = self._now_s()
-        self._of_model.inflight -= 1
-        self._of_model.duration_s.observe(now_s - self.begun_s)
-        itl_over_s = self._of_model.itl_over_s
+        now_s, of_model = self._now_s(), self._of_model
+        if self.is_waiting:
+            self.begin_answer()
+        of_model.inflight -= 1
+        of_model.duration_s.observe(now_s - self.begun_s)
+        itl_over_s = of_model.itl_over_s
         if self.output_tokens > 1 and itl_over_s < math.inf and self._mean_itl_s() > itl_over_s:
-            self._of_model.over_itl.inc()
+            of_model.over_itl.inc()
         output_tokens = self.output_tokens if stated.output_tokens is None else stated.output_tokens
         if not error_type:
-            self._of_model.input_tokens.observe(
+            of_model.input_tokens.observe(
                 input_tokens if stated.input_tokens is None else stated.input_tokens
             )
-            self._of_model.output_tokens.observe(output_tokens)
+            of_model.output_tokens.observe(output_tokens)
             if stated.cached_tokens is not None:
-                self._of_model.cached_tokens.observe(stated.cached_tokens)
+                of_model.cached_tokens.observe(stated.cached_tokens)
         self._counts.output_tokens += output_tokens
         self._counts.ended[error_type] += 1
         self._metrics.note_change(now_s, self._counts)

@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,37 +35,34 @@ from dynaplan.engines.timing_model.tokens import count_tokens
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.openai_api import Call
 
-_FORGET = deque[bytes](maxlen=0).append
-"""Keeps nothing of a stream that cannot migrate."""
-
 
 class MigratableStream:
     """The one stream to a client, whatever number of workers it takes to write it.
 
     ``asked`` is the client's request, ``limit`` the number of times that it may migrate. To continue it
-    elsewhere the answer so far is kept, in a budget of ``pages`` that all streams share; a stream that cannot
-    migrate keeps nothing.
+    elsewhere the answer so far is kept as ``partial``, in a budget of ``pages`` that all streams share; it is
+    None for a stream that cannot migrate.
     """
 
     def __init__(self, client: Client, asked: Call, api: EngineApi, limit: int, pages: UnreadPages) -> None:
         self._client = client
         self.asked = asked
-        self._partial = PartialAnswer(pages) if limit and may_migrate(asked, api) else None
-        self.keep: Callable[[bytes], object] = self._partial.add if self._partial else _FORGET
+        self.partial = PartialAnswer(pages) if limit and may_migrate(asked, api) else None
         self._limit = limit
         self._splice: Splice | None = None
         self.migrations = 0
 
     def close(self) -> None:
         """Release what is kept: the stream has ended."""
-        if self._partial:
-            self._partial.close()
+        if self.partial:
+            self.partial.close()
 
     async def write(self, events: bytes) -> bytes:
         """Send whole events to the client, and keep them; return what was sent: other bytes once spliced."""
         if self._splice:
             events = self._splice.splice(events)
-        self.keep(events)
+        if self.partial:
+            self.partial.add(events)
         if events:
             await self._client.write(events)
         return events
@@ -75,27 +71,27 @@ class MigratableStream:
     def is_spliced(self) -> bool:
         """True when ``write`` changes events.
 
-        When False, the caller may send them to the client itself, and then passes them to ``keep``.
+        When False, the caller may send them to the client itself, and then adds them to ``partial``.
         """
         return self._splice is not None
 
     def is_complete(self) -> bool:
         """Tell whether only the mark of the end is missing; False for a stream that keeps nothing."""
-        return self._partial is not None and is_complete(self.asked, self._partial)
+        return self.partial is not None and is_complete(self.asked, self.partial)
 
     def find_obstacle(self, tokens: int, api: EngineApi) -> str:
         """Return why no other worker can go on after that number of tokens; empty when one can."""
-        if self._partial is None:
+        if self.partial is None:
             return "such a request does not migrate"
         if self.migrations == self._limit:
             return f"it has migrated {self._limit} times"
-        return find_obstacle(self.asked, self._partial, tokens, api)
+        return find_obstacle(self.asked, self.partial, tokens, api)
 
     def migrate(self, tokens: int, api: EngineApi) -> Call:
         """Return the request for the rest of the answer; from now on ``write`` is given its events."""
-        assert self._partial is not None
-        rest = make_continuation(self.asked, self._partial.text(), tokens, api)
-        self._splice = Splice(self._partial, rest)
+        assert self.partial is not None
+        rest = make_continuation(self.asked, self.partial.text(), tokens, api)
+        self._splice = Splice(self.partial, rest)
         self.migrations += 1
         return rest.call
 
@@ -185,6 +181,7 @@ class UnreadPages:
 class PartialAnswer:
     """The events of one stream so far, read into their text when it is asked for, or when room runs out.
 
+    Events are added to ``unread``; when it has more than ``room_bytes``, ``make_room`` is to be called.
     ``answer_id`` and ``created_s`` are those of the first event. ``finish_reason`` is empty until an event
     has one. ``oddity`` says what in the answer is no plain text of one choice, empty when all of it is.
     """
@@ -192,9 +189,9 @@ class PartialAnswer:
     def __init__(self, pages: UnreadPages) -> None:
         self._pages = pages
         self._taken_pages = 0
-        self._unread = bytearray()  # one piece of memory: an object for each event would be in no cache
+        self.unread = bytearray()  # one piece of memory: an object for each event would be in no cache
         self._frame: _Frame | None = None
-        self._room_bytes = PAGE_BYTES
+        self.room_bytes = PAGE_BYTES
         self._texts: list[str] = []
         self._characters = 0
         self.answer_id: Any = None
@@ -205,19 +202,23 @@ class PartialAnswer:
 
     def add(self, events: bytes) -> None:
         """Keep whole events that are being passed on."""
+        self.unread += events
+        if len(self.unread) > self.room_bytes:
+            self.make_room()
+
+    def make_room(self) -> None:
+        """Take a page more, or read what is kept where there is none; what is odd is not kept."""
         if self.oddity:
-            return
-        self._unread += events
-        if len(self._unread) > self._room_bytes:
-            if self._taken_pages < MAX_PAGES_OF_REQUEST and self._pages.take():
-                self._taken_pages += 1
-                self._room_bytes += PAGE_BYTES
-            else:
-                self._read()
+            self.unread.clear()
+        elif self._taken_pages < MAX_PAGES_OF_REQUEST and self._pages.take():
+            self._taken_pages += 1
+            self.room_bytes += PAGE_BYTES
+        else:
+            self._read()
 
     def close(self) -> None:
         """Keep nothing any more."""
-        self._unread, self._room_bytes = bytearray(), PAGE_BYTES
+        self.unread, self.room_bytes = bytearray(), PAGE_BYTES
         self._pages.give_back(self._taken_pages)
         self._taken_pages = 0
 
@@ -228,7 +229,7 @@ class PartialAnswer:
         return self._texts[0]
 
     def _read(self) -> None:
-        events, at = bytes(self._unread), 0
+        events, at = b"" if self.oddity else bytes(self.unread), 0
         self.close()
         while self._frame is None and at < len(events):
             end = events.find(b"\n", at) + 1 or len(events)

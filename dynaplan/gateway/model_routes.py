@@ -12,6 +12,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -222,7 +223,7 @@ class ModelRoutes:
         return [_described(name, each, await self._facts.of(each)) for name, each in named]
 
     async def _ollama(self, request: Request) -> Response | None:
-        with self._path.bodies.body() as share:
+        with closing(BodyShare(self._path.bodies)) as share:
             body = await self._body(request, share)
             asked, body = await self._path.reader.translate(request.path, body)
         return await self._answer_ollama(request, asked, body)
@@ -280,7 +281,7 @@ class ModelRoutes:
 
     async def _document(self, request: Request) -> dict[str, Any]:
         """Read a short JSON body that names a model; raises ApiError for one that is too long or invalid."""
-        with self._path.bodies.body() as share:
+        with closing(BodyShare(self._path.bodies)) as share:
             body = await self._body(request, share)
         if len(body) > MAX_INLINE_PARSE_BYTES:
             raise bad_request(f"The body takes {len(body)} bytes; {request.path} takes the name of a model")

@@ -27,13 +27,15 @@ from dynaplan.util.errors import UserError
 
 log = logging.getLogger(__name__)
 
-SET_BY_SERVER = (
-    "kv_transfer_params",
-    "disaggregated_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "kv_slot_file",
+SET_BY_SERVER = frozenset(
+    {
+        "kv_transfer_params",
+        "disaggregated_params",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "kv_slot_file",
+    }
 )
 """Fields that name the KV entries an engine takes over: hosts, files, slots. A client may not set them."""
 
@@ -387,8 +389,13 @@ def check_fields(call: Call, api: EngineApi, owners: Collection[str] = ()) -> No
         raise bad_request(fault.message, param=fault.name, code="invalid_field")
 
 
-def with_loosened_tools(call: Call, api: EngineApi) -> Call:
-    """Return the call with schemas of tools that its engine accepts; large bodies and forms are not read."""
+def with_fitting_tools(call: Call, api: EngineApi, card: Mapping[str, Any]) -> Call:
+    """Return the call with schemas of tools that its engine accepts; large bodies and forms are not read.
+
+    Raises ApiError (400) where a tool must be called and the model's chat template knows none.
+    """
+    if "tool_choice" in call.document:
+        _check_tools(call, card)
     if TOOL_FIELDS.isdisjoint(call.document) or call.endpoint.is_form or not call.is_whole:
         return call
     loosened = api.loosened_tools(call.document, call.endpoint.path)
@@ -398,11 +405,8 @@ def with_loosened_tools(call: Call, api: EngineApi) -> Call:
     return msgspec.structs.replace(call, document=document, body=json.dumps(document).encode())
 
 
-def check_tools(call: Call, card: Mapping[str, Any]) -> None:
-    """Raise ApiError (400) where a tool must be called and the model's chat template knows none."""
-    choice = call.document.get("tool_choice")
-    if choice is None:
-        return
+def _check_tools(call: Call, card: Mapping[str, Any]) -> None:
+    choice = call.document["tool_choice"]
     # Anthropic's choice is an object whatever it asks for; one that leaves it to the model demands nothing.
     is_required = choice == "required" or (isinstance(choice, Mapping) and choice.get("type") != "auto")
     if is_required and call.document.get("tools") and card.get("lacks_tools"):
@@ -469,6 +473,6 @@ def _is_whole(value: Any) -> bool:
 
 
 def _check_server_fields(document: Mapping[str, Any]) -> None:
-    for name in SET_BY_SERVER:
-        if name in document:
-            raise bad_request(f"{name!r} is set by the server", param=name)
+    if named := SET_BY_SERVER & document.keys():
+        name = min(named)
+        raise bad_request(f"{name!r} is set by the server", param=name)

@@ -83,7 +83,8 @@ class Suspect:
 
     def mark_answered(self) -> None:
         """Clear the request: the whole answer has arrived."""
-        self._poison.clear(self.call)
+        if self._poison.evidence:
+            self._poison.clear(self.call)
 
     def worker_died(self) -> None:
         """Record the death of the worker against each request in flight there."""
@@ -92,12 +93,14 @@ class Suspect:
 
     def close(self) -> None:
         """End the attempt."""
-        self.begin_answer()
-        others = self._poison.in_flight.get(self._process, set()) if self._process else set()
-        if self in others:
-            others.remove(self)
-            if self._process and not others:
-                del self._poison.in_flight[self._process]
+        if self._isolation:
+            self.begin_answer()
+        if process := self._process:
+            others = self._poison.in_flight[process]
+            others.discard(self)
+            if not others:
+                del self._poison.in_flight[process]
+            self._process = None
 
 
 class PoisonRequests:
@@ -105,7 +108,7 @@ class PoisonRequests:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._evidence: OrderedDict[bytes, _Evidence] = OrderedDict()
+        self.evidence: OrderedDict[bytes, _Evidence] = OrderedDict()
         self._dead: deque[Process] = deque(maxlen=MAX_DEAD)
         self._isolation = asyncio.Lock()
         self.in_flight: dict[Process, set[Suspect]] = {}
@@ -115,7 +118,7 @@ class PoisonRequests:
 
         Raises ApiError (500) for a poison request, unless its answer ``has_begun``. The caller closes it.
         """
-        if not self._is_suspect(call, has_begun):
+        if not (self.evidence and self._is_suspect(call, has_begun)):
             return Suspect(self, call, None)
         await self._isolation.acquire()
         try:
@@ -127,8 +130,7 @@ class PoisonRequests:
 
     def clear(self, call: Call) -> None:
         """Forget what is known against the request."""
-        if self._evidence:
-            self._evidence.pop(_hash(call), None)
+        self.evidence.pop(_hash(call), None)
 
     def record_death(self, process: Process, reporter: Suspect) -> None:
         """Record the death of a worker's process, once."""
@@ -137,7 +139,7 @@ class PoisonRequests:
         self._dead.append(process)
         self._forget_old()
         hashes = [_hash(each.call) for each in self.in_flight.get(process) or [reporter]]
-        known = self._evidence
+        known = self.evidence
         suspects = [each for each in hashes if each in known and known[each].is_suspect]
         for each in set(hashes):
             evidence = known.setdefault(each, _Evidence())
@@ -150,21 +152,19 @@ class PoisonRequests:
             known.popitem(last=False)
 
     def _is_suspect(self, call: Call, has_begun: bool) -> bool:
-        if not self._evidence:
-            return False
         self._forget_old()
-        evidence = self._evidence.get(_hash(call))
+        evidence = self.evidence.get(_hash(call))
         if evidence and evidence.is_refused and not has_begun:
             log.warning("a request is refused: %d workers have died over it", evidence.deaths)
             raise _refusal()
         return evidence is not None and evidence.is_suspect
 
     def _forget_old(self) -> None:
-        while self._evidence:
-            oldest = next(iter(self._evidence.values()))
+        while self.evidence:
+            oldest = next(iter(self.evidence.values()))
             if self._now_s() - oldest.last_s <= REFUSE_S:
                 return
-            self._evidence.popitem(last=False)
+            self.evidence.popitem(last=False)
 
 
 def _hash(call: Call) -> bytes:

@@ -1,6 +1,6 @@
 """What is reported of each request: metrics, a line of the access log, a line of recorded traffic.
 
-``Reports.begin`` counts an accepted request; its ``RequestReport`` observes it, and ``end`` writes all three.
+A ``RequestReport`` counts an accepted request and observes it; ``end`` writes all three.
 """
 
 from __future__ import annotations
@@ -81,15 +81,14 @@ class Reports:
             fields = {"request_id": client.request_id, "outcome": error_type, "endpoint": endpoint.name}
             access_log.info("request %s: %s, refused", client.request_id, error_type, extra={FIELDS: fields})
 
-    def begin(self, client: Client, call: Call, use: KeyUse | None = None) -> RequestReport:
-        """Report an accepted request, from now until its ``end``; ``use`` is that of its key."""
-        return RequestReport(self, client, call, use)
-
 
 class RequestReport:
-    """The report of one request. ``record`` observes its tokens for the metrics."""
+    """The report of one request, from its acceptance until ``end``; ``use`` is that of its key.
 
-    def __init__(self, reports: Reports, client: Client, call: Call, use: KeyUse | None) -> None:
+    ``record`` observes its tokens for the metrics.
+    """
+
+    def __init__(self, reports: Reports, client: Client, call: Call, use: KeyUse | None = None) -> None:
         self._reports = reports
         self._client = client
         self._call = call

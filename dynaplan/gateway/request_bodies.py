@@ -36,10 +36,6 @@ class BodyBudget:
         self._max_bytes = max_bytes
         self.held_bytes = 0
 
-    def body(self) -> BodyShare:
-        """Return the share of one body, which is released at the end of its context."""
-        return BodyShare(self)
-
     def check(self, more_bytes: int) -> None:
         """Raise ApiError (503) when that many bytes more would exceed the budget."""
         if self.held_bytes + more_bytes > self._max_bytes:
@@ -55,16 +51,13 @@ class BodyBudget:
 
 
 class BodyShare:
-    """The part of the budget that one body takes: nothing while it is small."""
+    """The part of the budget that one body takes until ``close``: nothing while it is small."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self.counted_bytes = 0
 
-    def __enter__(self) -> BodyShare:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._budget.held_bytes -= self.counted_bytes
 
     def check(self, size_bytes: int) -> None:

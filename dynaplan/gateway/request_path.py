@@ -36,8 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +49,7 @@ from dynaplan.engines.api_rules import EngineApi
 from dynaplan.gateway import engine_answers
 from dynaplan.gateway.admission import Admission, Place
 from dynaplan.gateway.client import Client, WholeAnswer
-from dynaplan.gateway.engine_answers import Failure, PassingTokens, Usage, count_tokens
+from dynaplan.gateway.engine_answers import NO_USAGE, Failure, Usage, count_tokens
 from dynaplan.gateway.error_forms import as_event, error_event, has_openai_form, translated
 from dynaplan.gateway.forms import read_form
 from dynaplan.gateway.frontend_models import NO_FILTERS, FrontendModel, FrontendModels
@@ -63,7 +62,6 @@ from dynaplan.gateway.openai_api import (
     ApiPath,
     Call,
     check_fields,
-    check_tools,
     estimate_tokens,
     internal_error,
     needs_local_prefill,
@@ -71,9 +69,10 @@ from dynaplan.gateway.openai_api import (
     no_such_path,
     no_worker,
     out_of_descriptors,
-    with_loosened_tools,
+    with_fitting_tools,
     worker_failed,
 )
+from dynaplan.gateway.passing_stream import PassingStream
 from dynaplan.gateway.passthrough import COUNT_TOKENS
 from dynaplan.gateway.poison_requests import PoisonRequests, Suspect
 from dynaplan.gateway.prefill.remote_prefill import HandOff
@@ -97,12 +96,6 @@ MAX_DEATHS = 3
 
 MAX_BEGINNING_BYTES = 64 * 1024
 """Bytes of a stream that are held back at most while no token is found in them."""
-
-LAST_READS = 8
-"""Reads kept from the end of a stream, to find the usage in.
-
-The last event, the usage and ``[DONE]`` may each arrive in a read of its own, with empty lines between them.
-"""
 
 NO_BOUNDS = EngineApi()
 
@@ -205,10 +198,30 @@ class RequestPath:
     async def answer(self, client: Client, endpoint: ApiPath) -> None:
         """Answer the request; raises ApiError as long as nothing has been sent."""
         self.in_flight += 1
+        share, progress = BodyShare(self.bodies), None
+        error_type = CANCELLED  # case 8, unless something else is known
         try:
-            with self.bodies.body() as share:
-                await self._answer(await self._accept(client, endpoint, share))
+            progress = RequestProgress(self, await self._accept(client, endpoint, share))
+            answered = await progress.run()
+            error_type = answered.error_type or CANCELLED
+            await client.finish(answered.whole)
+            error_type = answered.error_type
+        except ApiError as error:
+            error_type = error.metric
+            raise
+        except ConnectionError:  # case 8
+            pass
+        except RecursionError:
+            error_type = "validation"
+            raise nested_too_deep() from None
+        except Exception as error:
+            error_type = "internal"
+            log.exception("a request failed")
+            raise internal_error() from error
         finally:
+            if progress:
+                progress.end(error_type)
+            share.close()
             self.in_flight -= 1
 
     async def _accept(self, client: Client, endpoint: ApiPath, share: BodyShare) -> Accepted:
@@ -231,7 +244,7 @@ class RequestPath:
                 holder.check_model(call.model, model.names)
             call = model.addressed(call)
             name = call.model
-            self.admission.check_call(call, model.cards)
+            self.admission.check_call(call, model.router.context_tokens)
             if holder:
                 client.rate_headers = holder.check_limits(call)
             place = self.admission.enter_room(holder)
@@ -239,40 +252,7 @@ class RequestPath:
             self.reports.refuse(client, endpoint, error.metric, name, holder)
             raise
         use = KeyUse(holder, call) if holder else None
-        return Accepted(client, call, model, place, self.reports.begin(client, call, use))
-
-    async def _answer(self, request: Accepted) -> None:
-        progress = RequestProgress(self, request)
-        error_type = CANCELLED  # case 8, unless something else is known
-        try:
-            answered = await self._run(progress, request.call)
-            error_type = answered.error_type or CANCELLED
-            await request.client.finish(answered.whole)
-            error_type = answered.error_type
-        except ApiError as error:
-            error_type = error.metric
-            raise
-        except ConnectionError:  # case 8
-            pass
-        except RecursionError:
-            error_type = "validation"
-            raise nested_too_deep() from None
-        except Exception as error:
-            error_type = "internal"
-            log.exception("a request failed")
-            raise internal_error() from error
-        finally:
-            request.place.leave()
-            request.report.end(progress.ending(error_type))
-
-    async def _run(self, progress: RequestProgress, call: Call) -> Answered:
-        """Answer the request; a count of tokens by an estimate, when the engine cannot count."""
-        try:
-            return await progress.run()
-        except ApiError as error:
-            if call.endpoint.path != COUNT_TOKENS or error.document["code"] != UNKNOWN_URL:
-                raise
-            return Answered(whole=WholeAnswer.json({"input_tokens": estimate_tokens(call)}))
+        return Accepted(client, call, model, place, RequestReport(self.reports, client, call, use))
 
     def api_of(self, instance: Instance) -> EngineApi:
         """Return the API of the instance's engine, as its card names it."""
@@ -309,8 +289,7 @@ class RequestProgress:
         self._blocks = NO_BLOCKS
         self._last: Attempt | None = None
         self._is_prefill_placed = not request.call.can_be_remote
-        self._deadline_s = 0.0
-        self._renew_deadline()
+        self._deadline_s = path.now_s() + path.settings.worker_wait_s
 
     async def run(self) -> Answered:
         """Attempt the request until it is answered; raises ApiError while nothing has been sent."""
@@ -328,12 +307,15 @@ class RequestProgress:
                     return await self._as_event(outcome) if is_late else outcome
                 self._decide(outcome)
         except ApiError as error:  # case 2, or the last of case 5
+            if self.call.endpoint.path == COUNT_TOKENS and error.document["code"] == UNKNOWN_URL:
+                return Answered(whole=WholeAnswer.json({"input_tokens": estimate_tokens(self.call)}))
             if not self.has_begun:
                 raise
             await self.request.client.break_off(error_event(self.call.endpoint.path, error))
             return Answered(error.metric)
         finally:
-            self.release_hand_off()
+            if self.hand_off:
+                self.release_hand_off()
             if self.stream:
                 self.stream.close()
 
@@ -378,15 +360,16 @@ class RequestProgress:
                 raise worker_failed(f"{self.deaths} workers died over this request: {outcome.reason}")
 
     async def _attempt(self, suspect: Suspect) -> Outcome:
-        booking = await self._book()
+        router, is_in_turn = self.model.router, self.model.queue or self.request.report.use
+        booking = await (self._book_in_turn() if is_in_turn else router.book(self.call, self._deadline_s))
         try:
-            self._note_tokens(booking)
+            if booking.blocks is not NO_BLOCKS:
+                self._note_tokens(booking)
             api = self.path.api_of(booking.instance)
             filters = self.model.filters
             owners = () if filters is NO_FILTERS else filters.set_in(self.call.document)
-            self.call = with_loosened_tools(self.call, api)
+            self.call = with_fitting_tools(self.call, api, booking.instance.card)
             check_fields(self.call, api, owners)
-            check_tools(self.call, booking.instance.card)
             await self._place_prefill(booking)
             attempt = self._last = Attempt(self, booking, api, suspect)
             if self.call.is_stream:
@@ -400,8 +383,8 @@ class RequestProgress:
         finally:
             booking.close()
 
-    async def _book(self) -> Booking:
-        """Book a worker, in the turn of the request's key beside those of others."""
+    async def _book_in_turn(self) -> Booking:
+        """Book a worker, in the turn of the request's key beside those of others, and of the model."""
         model, call, use = self.model, self.call, self.request.report.use
         turn, turns = None, model.router.turns
         if use and turns:
@@ -428,11 +411,14 @@ class RequestProgress:
 
     async def _place_prefill(self, booking: Booking) -> None:
         """Have the prompt computed remotely if that is better, or if the worker cannot compute it itself."""
-        is_needed = _needs_hand_off(booking.instance)
+        is_needed = bool(booking.instance.card.get("requires_remote_prefill"))
         if not self._is_prefill_placed:
-            self.hand_off = await self._prefill_remotely(booking, is_needed=is_needed)
             self._is_prefill_placed = True
-            self._renew_deadline()
+            if self.model.prefill.is_on:
+                self.hand_off = await self._prefill_remotely(booking, is_needed=is_needed)
+                self._renew_deadline()
+            else:
+                self.path.reports.metrics.count_prefill(self.call.model, "local")
         elif self.hand_off and not self.model.prefill.can_reach(booking.instance):
             self.release_hand_off()
         if is_needed and not self.request.call.can_be_remote:  # case 2
@@ -466,13 +452,12 @@ class RequestProgress:
         """Give the next wait for a worker its whole time."""
         self._deadline_s = self.path.now_s() + self.path.settings.worker_wait_s
 
-    def ending(self, error_type: str) -> Ending:
-        """Return what is known of the ended request. Call it once: it forgets the last attempt."""
+    def end(self, error_type: str) -> None:
+        """Leave the waiting room, and report what is known of the ended request. Call it once."""
+        self.request.place.leave()
         last, self._last = self._last, None  # it leads back here: work for the garbage collector
-        if last is None:
-            return Ending(error_type, self._prompt_tokens, blocks=self._blocks)
-        worker, usage = last.instance.worker, last.usage()
-        return Ending(error_type, self._prompt_tokens, usage, worker, self._blocks)
+        worker, usage = (last.instance.worker, last.usage()) if last else ("", NO_USAGE)
+        self.request.report.end(Ending(error_type, self._prompt_tokens, usage, worker, self._blocks))
 
 
 class Attempt:
@@ -489,13 +474,18 @@ class Attempt:
         self._suspect = suspect
         self._end_bytes = b""
         self.instance = booking.instance
-        self.requires_remote_prefill = _needs_hand_off(booking.instance)
+        self.requires_remote_prefill = bool(booking.instance.card.get("requires_remote_prefill"))
         self.hand_off = progress.hand_off
 
     async def run(self) -> Outcome:
         """Send the request, and its answer to the client; raises ApiError when no other attempt can help."""
+        request_id = attempt_id(self._request.client.request_id)
+        self._suspect.sent_to(self.instance)
+        fields = self.hand_off.fields if self.hand_off else {}
+        reserves = self.instance.card.get("reserves") and self._call.endpoint.streams
+        exchange = self._exchange_in_slot if reserves else self._exchange
         try:
-            answered = await self._send()
+            answered = await exchange(fields, request_id)
         except WorkerRefused as error:
             return Refused(str(error))  # case 3
         except EngineAsleep as error:
@@ -517,19 +507,11 @@ class Attempt:
         usage = engine_answers.find_usage(self._end_bytes)
         return replace(usage, cached_tokens=self.hand_off.cached_tokens) if self.hand_off else usage
 
-    def _send(self) -> Awaitable[Answered]:
-        """Exchange request and answer, in a slot where the worker's card asks for one."""
-        request_id = attempt_id(self._request.client.request_id)
-        self._suspect.sent_to(self.instance)
-        fields = self.hand_off.fields if self.hand_off else None
-        if not (self.instance.card.get("reserves") and self._call.endpoint.streams):
-            return self._exchange(fields or {}, request_id)
-        return self._exchange_in_slot(fields, request_id)
-
-    async def _exchange_in_slot(self, fields: Mapping[str, Any] | None, request_id: str) -> Answered:
+    async def _exchange_in_slot(self, fields: Mapping[str, Any], request_id: str) -> Answered:
+        """Exchange request and answer in a slot that the worker reserves."""
         if self._model.router.is_asleep(self.instance):  # since it was booked
             raise EngineAsleep("its engine sleeps")
-        async with self._path.reservations.reserve(self.instance, request_id, fields) as reserved:
+        async with self._path.reservations.reserve(self.instance, request_id, fields or None) as reserved:
             self._progress.release_hand_off()  # the worker has taken it over, or never will
             return await self._exchange(reserved, request_id)
 
@@ -555,9 +537,9 @@ class Attempt:
                 is_document = (answer.header("Content-Type") or "").startswith(_JSON)
                 if answer.status != 200 or not self._call.is_stream or is_document:
                     return await self._answer_whole(answer)
-                first, tokens = await self._read_first_token(answer)
+                first = await self._read_first_token(answer)
             self._booking.finish_prefill()
-            return await self._stream(answer, first, tokens)
+            return await self._stream(answer, first)
         finally:
             if answer:
                 answer.close()  # gives a connection back whose answer was read to its end
@@ -600,8 +582,8 @@ class Attempt:
         if self._call.endpoint.inputs and status in (404, 405) and not has_openai_form(body):
             raise no_such_path(self._call.endpoint.path)
 
-    async def _read_first_token(self, answer: EngineAnswer) -> tuple[bytes, int]:
-        """Read the stream up to its first token; return the events, and the tokens in them.
+    async def _read_first_token(self, answer: EngineAnswer) -> bytes:
+        """Read the stream up to its first token; return the events.
 
         Raises WorkerDied when it ends or fails before, and ApiError when the engine reports that the request
         itself is at fault.
@@ -613,46 +595,33 @@ class Attempt:
                     raise failure.to_api_error()
                 raise self._death_by(failure)
             beginning += events
-            tokens = count_tokens(self._call.endpoint, events)
-            if tokens or len(beginning) > MAX_BEGINNING_BYTES:
-                return beginning, tokens
+            if count_tokens(self._call.endpoint, events) or len(beginning) > MAX_BEGINNING_BYTES:
+                return beginning
         if not (self._api.is_unknown or engine_answers.is_ended(self._call.endpoint, beginning)):
             raise WorkerDied("its stream ended before the first token")
-        return beginning, 0
+        return beginning
 
-    async def _stream(self, answer: EngineAnswer, events: bytes, tokens: int) -> Answered:
-        """Pass the stream on, from its first ``events`` with so many ``tokens`` to its end or its failure."""
+    async def _stream(self, answer: EngineAnswer, events: bytes) -> Answered:
+        """Pass the stream on, from its first ``events`` to its end or its failure."""
         stream = self._start_stream()
-        record, endpoint, booking = self._request.report.record, self._call.endpoint, self._booking
-        write_now, keep = self._request.client.write_now, stream.keep
-        last, count_passing = deque[bytes](maxlen=LAST_READS), PassingTokens(endpoint).count
-
-        def pass_on(events: bytes) -> bool:
-            tokens = count_passing(events)
-            if tokens < 0 or not write_now(events):
-                return False
-            keep(events)
-            last.append(events)
-            if record.observe(tokens) >= booking.grows_at_tokens:
-                booking.record_decoded(record.output_tokens)
-            return True
-
+        record, endpoint = self._request.report.record, self._call.endpoint
+        write_now = self._request.client.write_now
+        passing = PassingStream(endpoint, write_now, stream.partial, record, self._booking)
+        take = None if stream.is_spliced else passing.take
         answer.connection.is_movable = lambda: not stream.find_obstacle(record.output_tokens, self._api)
         death: WorkerDied | None = None
         try:
             while events:
-                if failure := engine_answers.find_failure(events):
-                    return await self._fail(stream, failure)
-                sent = await stream.write(events)
-                last.append(sent)
-                tokens = tokens if sent is events else count_tokens(endpoint, sent)
-                booking.record_decoded(record.observe(tokens))
-                events = await answer.read_lines(None if stream.is_spliced else pass_on)
-                tokens = count_tokens(endpoint, events)
+                if take is None or not take(events):
+                    if failure := engine_answers.find_failure(events):
+                        return await self._fail(stream, failure)
+                    sent = await stream.write(events)
+                    passing.note(sent, count_tokens(endpoint, sent))
+                events = await answer.read_lines(take)
         except WorkerDied as error:
             death = error
             self._note_death(error)
-        self._end_bytes = b"".join(last)
+        self._end_bytes = passing.end()
         is_whole = self._api.is_unknown and death is None
         if is_whole or engine_answers.is_ended(endpoint, self._end_bytes):
             return Answered()
@@ -716,13 +685,9 @@ class Attempt:
         """Note that the answer has begun: the request no longer waits, and the engine has the hand-off."""
         self._request.place.leave()
         self._request.report.record.begin_answer()
-        self._progress.release_hand_off()
+        if self._progress.hand_off:
+            self._progress.release_hand_off()
         self._suspect.begin_answer()
-
-
-def _needs_hand_off(instance: Instance) -> bool:
-    """Return whether the worker cannot compute a prompt."""
-    return bool(instance.card.get("requires_remote_prefill"))
 
 
 def _error_type(status: int) -> str:

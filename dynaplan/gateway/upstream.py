@@ -79,8 +79,7 @@ class Upstream:
         moment: the request is sent once more, over a new connection.
         """
         target = target_of(url)
-        headers = {**trace, "Content-Type": content_type}
-        head = self._head(target, len(body), request_id, headers, is_kept=is_kept)
+        head = self._head(target, len(body), request_id, content_type, trace, is_kept=is_kept)
         kept = self._pool.pop_idle(target.origin) if is_kept else None
         if kept is None:
             connection = await self._connect(target)
@@ -131,12 +130,22 @@ class Upstream:
         self._pool.close()
 
     def _head(
-        self, target: Target, body_bytes: int, request_id: str, headers: Mapping[str, str], *, is_kept: bool
+        self,
+        target: Target,
+        body_bytes: int,
+        request_id: str,
+        content_type: str,
+        trace: Mapping[str, str],
+        *,
+        is_kept: bool,
     ) -> bytes:
-        more = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        if not is_kept:
-            more += "Connection: close\r\n"
-        own = f"X-Request-Id: {request_id}\r\nContent-Length: {body_bytes}\r\n{more}\r\n"
+        more = "" if is_kept else "Connection: close\r\n"
+        if trace:
+            more += "".join([f"{name}: {value}\r\n" for name, value in trace.items()])
+        own = (
+            f"X-Request-Id: {request_id}\r\nContent-Length: {body_bytes}\r\n"
+            f"Content-Type: {content_type}\r\n{more}\r\n"
+        )
         return target.line + self._authorization + own.encode("utf-8", "surrogateescape")
 
     async def _connect(self, target: Target) -> ServerConnection:
@@ -217,7 +226,7 @@ class EngineAnswer:
         except ConnectionError as error:
             is_connection_lost = not isinstance(error, Stalled)
             raise WorkerDied(_reason(error), is_connection_lost=is_connection_lost) from None
-        if not self._held and chunk.endswith(b"\n"):
+        if not self._held and (not chunk or chunk.endswith(b"\n")):
             return chunk
         return await self._complete_lines(chunk)
 

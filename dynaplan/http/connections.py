@@ -55,6 +55,7 @@ class KeepAlive(NamedTuple):
     probes: int
 
 
+_NEWLINE = ord("\n")
 _KEEPALIVE_OPTIONS = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
 
 
@@ -157,32 +158,18 @@ class ServerConnection(asyncio.Protocol):
     async def forward(self, sink: Callable[[bytes], bool]) -> None:
         """Pass whole lines to ``sink`` as they arrive, until it returns False to decline them.
 
-        Returns when it has declined, when what has arrived ends within a line, and at the answer's end. What
-        was declined, or ends within a line, stays for ``read``.
+        Returns when something waits for ``read``: what was declined, what ends within a line, and what came
+        with the answer's end, so that its reader can send both at once.
         """
         self._sink = sink
         self._batch.begin_stream()
         try:
-            self._offer(sink)
             while not (self._pieces or self._is_complete or self._error):
                 self._reader = self._loop.create_future()
                 await self._reader
         finally:
             self._batch.end_stream()
             self._sink = None
-
-    def _offer(self, sink: Callable[[bytes], bool]) -> None:
-        pieces = self._pieces
-        if not pieces:
-            return
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if not (data.endswith(b"\n") and sink(data)):
-            pieces[:] = (data,)
-        elif self._is_paused:
-            self.drop_unread()
-        else:
-            pieces.clear()
-            self._unread_bytes = 0
 
     def drop_unread(self) -> None:
         """Forget what waits for a reader, and read on."""
@@ -239,10 +226,13 @@ class ServerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.reads += 1
-        sink, batch = self._sink, self._batch
-        if sink is not None and batch.gathers:
-            batch.add(self, data)
-            return
+        if self._sink is not None and self._batch.gathers:
+            self._batch.add(self, data)
+        else:
+            self.handle(data)
+
+    def handle(self, data: bytes) -> None:
+        """Parse what has arrived, and pass it on or wake its reader."""
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -258,14 +248,18 @@ class ServerConnection(asyncio.Protocol):
         if reader is None or reader.done():  # done: its task is cancelled
             self._count_unread(len(data))
             return
-        if sink is not None:
+        sink, pieces = self._sink, self._pieces
+        if sink is not None and not (self._is_complete or self._error):
+            if not pieces:
+                return
+            lines = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             try:
-                self._offer(sink)
+                if lines[-1] == _NEWLINE and sink(lines):
+                    pieces.clear()
+                    return
             except Exception as error:  # of the task's own work, which it must hear of
                 self._reader = None
                 reader.set_exception(error)
-                return
-            if not (self._pieces or self._is_complete or self._error):
                 return
         self._reader = None
         reader.set_result(None)
@@ -331,13 +325,14 @@ class ServerConnection(asyncio.Protocol):
             return
         self.status, self.has_head = status, True
         self._keep_alive = self._parser.should_keep_alive()
-        names = {name for name, _ in self.headers}
-        self._ends_with_connection = names.isdisjoint((b"content-length", b"transfer-encoding"))
+        by_name = dict(self.headers)
+        self._ends_with_connection = not (b"content-length" in by_name or b"transfer-encoding" in by_name)
 
     def on_message_complete(self) -> None:
         if self.has_head:
             self._is_complete, self._expects_answer = True, False
-            self.resume_writing()
+            if self._writer is not None:
+                self.resume_writing()
 
 
 class ConnectionPool:

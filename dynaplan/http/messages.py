@@ -8,6 +8,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -44,14 +45,13 @@ class Headers:
     def __init__(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
         """Take names in lower case, and values as they came."""
         self._pairs = pairs
+        self.first = dict(reversed(pairs))
+        """Name in lower case -> value, the first of several."""
 
     def get(self, name: str, default: str = "") -> str:
         """Return the value of a header, the first of several."""
-        wanted = name.lower().encode()
-        for found, value in self._pairs:
-            if found == wanted:
-                return value.decode("utf-8", "surrogateescape")
-        return default
+        value = self.first.get(name.lower().encode())
+        return default if value is None else value.decode("utf-8", "surrogateescape")
 
     def items(self) -> Iterator[tuple[str, str]]:
         """Yield all of them, names in lower case."""
@@ -166,6 +166,7 @@ class Request(Struct, frozen=True):
         return replace(self, path=path, headers=headers)
 
 
+@lru_cache(maxsize=256)
 def path_of(target: str) -> str:
     """Return the decoded path of a request's target, which may be a whole address."""
     if not target.startswith("/"):
@@ -223,7 +224,10 @@ class RequestBody:
     def _take(self) -> bytes:
         pieces = self._pieces
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self._forget()
+        pieces.clear()
+        self._unread_bytes = 0
+        if self.is_paused:
+            self._read_on()
         return data
 
     def add(self, data: bytes) -> None:
@@ -251,12 +255,10 @@ class RequestBody:
     def discard(self) -> None:
         """Drop what arrives of the body from now on: nobody reads it."""
         self._is_discarded = True
-        self._forget()
+        self._take()
 
-    def _forget(self) -> None:
-        self._pieces.clear()
-        self._unread_bytes = 0
-        if self.is_paused and not self._transport.is_closing():
+    def _read_on(self) -> None:
+        if not self._transport.is_closing():
             self.is_paused = False
             self._transport.resume_reading()
 

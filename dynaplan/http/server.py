@@ -211,6 +211,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: HttpServer, kept: KeptConnection | None = None) -> None:
         self._server = server
+        self._batch = server.batch
         self._kept = kept
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
@@ -221,6 +222,7 @@ class ClientConnection(asyncio.Protocol):
         # the request whose head or body is coming
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
+        self._headers_bytes = 0
         self._head_bytes = 0
         self._is_in_head = False
         self._is_upgrade = False
@@ -351,7 +353,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._is_in_head = True
-        self._target, self._headers = b"", []
+        self._target, self._headers, self._headers_bytes = b"", [], 0
         self._body = None
 
     def on_url(self, url: bytes) -> None:
@@ -362,6 +364,7 @@ class ClientConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_head:
             self._headers.append((name.lower(), value))
+            self._headers_bytes += len(name) + len(value)
         elif name.lower() in _FRAMING:  # behind the body, where only trailers are
             raise _Malformed(400, "A trailer is about the body's framing", "bad_http")
 
@@ -376,12 +379,14 @@ class ClientConnection(asyncio.Protocol):
         version = self._parser.get_http_version()
         if version not in ("1.0", "1.1"):
             raise _Malformed(505, "This server speaks HTTP/1.1", "http_version")
-        _check_size(self._headers)
-        length, encoding = _read_framing(self._headers, version)
-        self._body = RequestBody(length, encoding, self.transport)
+        if self._headers_bytes > MAX_LINE_BYTES or len(self._headers) > MAX_HEADERS:
+            _check_size(self._headers)
         headers, target = Headers(self._headers), self._target.decode("ascii", "surrogateescape")
+        length, encoding = _read_framing(self._headers, headers.first, version)
+        self._body = RequestBody(length, encoding, self.transport)
         path = path_of(target)
-        is_from_browser = not BROWSER_HEADERS.isdisjoint(dict(self._headers))
+        is_from_browser = not BROWSER_HEADERS.isdisjoint(headers.first)
+        own_name = headers.first.get(_REQUEST_ID)
         request = Request(
             self._parser.get_method().decode(),
             target,
@@ -389,7 +394,7 @@ class ClientConnection(asyncio.Protocol):
             headers,
             self._body,
             self,
-            request_id(headers.get(REQUEST_ID)),
+            request_id(own_name.decode("latin-1")) if own_name else new_request_id(),
             is_http_10=version == "1.0",
             is_kept=self._parser.should_keep_alive(),
             readable_by=self._server.readable_by(path, headers) if is_from_browser else "",
@@ -555,25 +560,29 @@ class ClientConnection(asyncio.Protocol):
         if not data:  # an empty chunk is the last one
             return
         data = b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
-        if self._unsent_head:
-            data, self._unsent_head = self._unsent_head + data, b""
-            if self._kept is not None:
-                self._kept.begin_answer(self._last_words)
-        await self._send(data)
+        await self._send(self._with_head(data) if self._unsent_head else data)
 
     def write_now(self, data: bytes) -> bool:
         transport = self.transport
-        is_ready = self._drained is None and self._is_chunked and not self._unsent_head
-        if not is_ready or transport is None or transport.is_closing():
+        if transport is None or self._drained is not None or not self._is_chunked or transport.is_closing():
             return False
         if data:
             chunk = b"%x\r\n%b\r\n" % (len(data), data)
-            if (writes := self._server.batch.writes) is None:
+            if self._unsent_head:
+                chunk = self._with_head(chunk)
+            if (writes := self._batch.writes) is None:
                 transport.write(chunk)
             else:
                 writes.append((transport, chunk))
             self._written_bytes += len(data)
         return True
+
+    def _with_head(self, data: bytes) -> bytes:
+        """Put the answer's head before its first part, which is to be sent now."""
+        head, self._unsent_head = self._unsent_head, b""
+        if self._kept is not None:
+            self._kept.begin_answer(self._last_words)
+        return head + data
 
     async def end_stream(self) -> None:
         head, self._unsent_head = self._unsent_head, b""
@@ -605,7 +614,7 @@ class ClientConnection(asyncio.Protocol):
     def _head(self, request: Request, status: int, headers: Mapping[str, str], framing: str) -> bytes:
         if request.readable_by:
             headers = {**headers, **readable_headers(request.readable_by)}
-        given = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if name != "Connection"])
+        given = _header_lines(tuple(headers.items()))
         kept = "" if self._is_kept else "Connection: close\r\n"
         if self._is_kept and request.is_http_10:
             kept = "Connection: keep-alive\r\n"
@@ -614,7 +623,9 @@ class ClientConnection(asyncio.Protocol):
         return f"{head}{REQUEST_ID}: {request.name}\r\n\r\n".encode("utf-8", "surrogateescape")
 
 
+_REQUEST_ID = REQUEST_ID.lower().encode()
 _FRAMING = (b"content-length", b"transfer-encoding", b"content-encoding")
+_ENCODED = frozenset((b"transfer-encoding", b"content-encoding"))
 _STATUSES = frozenset(HTTPStatus)
 
 
@@ -643,11 +654,16 @@ def _without_upgrade(headers: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes
             yield name, value
 
 
-def _read_framing(headers: list[tuple[bytes, bytes]], version: str) -> tuple[int, str]:
+def _read_framing(
+    headers: list[tuple[bytes, bytes]], first: Mapping[bytes, bytes], version: str
+) -> tuple[int, str]:
     """Return the declared length of the body in bytes, and its compression; raises _Malformed.
 
-    The parser has refused lengths that contradict each other, or a transfer encoding.
+    ``first`` has the first header of each name. The parser has refused lengths that contradict each other, or
+    a transfer encoding.
     """
+    if len(first) == len(headers) and b"host" in first and _ENCODED.isdisjoint(first):
+        return int(first.get(b"content-length", 0)), ""
     length, hosts, encodings = 0, 0, []
     for name, value in headers:
         hosts += name == b"host"
@@ -668,6 +684,12 @@ def _read_framing(headers: list[tuple[bytes, bytes]], version: str) -> tuple[int
             "unknown_encoding",
         )
     return length, "".join(encodings)
+
+
+@lru_cache(maxsize=64)
+def _header_lines(headers: tuple[tuple[str, str], ...]) -> str:
+    """Return the lines of an answer's headers, but for "Connection", which is the server's own."""
+    return "".join([f"{name}: {value}\r\n" for name, value in headers if name != "Connection"])
 
 
 @lru_cache(maxsize=64)

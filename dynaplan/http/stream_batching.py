@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 class Connection(Protocol):
     """The connection by which a stream arrives."""
 
-    def data_received(self, data: bytes) -> None: ...
+    def handle(self, data: bytes) -> None:
+        """Handle what has arrived."""
+        ...
 
     def close(self) -> None: ...
 
@@ -58,13 +60,13 @@ class StreamBatch:
         if not arrived:
             return
         writes: list[tuple[asyncio.WriteTransport, bytes]] = []
-        self.gathers, self.writes = False, writes
+        self.writes = writes
         for connection, data in arrived:
             try:
-                connection.data_received(data)
+                connection.handle(data)
             except Exception:  # as the event loop does with a protocol's error
                 log.exception("a stream's events could not be passed on")
                 connection.close()
-        self.gathers, self.writes = self._streams > 1, None
+        self.writes = None
         for transport, data in writes:
             transport.write(data)

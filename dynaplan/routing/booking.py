@@ -85,9 +85,11 @@ class BookEntry:
             self.grows_at_tokens = blocks * self.block_tokens - self.partial_block_tokens + 1
 
     def close(self) -> None:
-        self.finish_prefill()
-        self.book.in_flight -= 1
-        self.book.active_blocks -= self.prompt_blocks + self._answer_blocks
+        book = self.book
+        book.in_flight -= 1
+        book.prefill_blocks -= self._prefill_blocks
+        book.active_blocks -= self.prompt_blocks + self._answer_blocks
+        self._prefill_blocks = 0
 
 
 FADE = 0.98

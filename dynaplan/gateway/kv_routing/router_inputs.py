@@ -111,11 +111,6 @@ class RouterInputs:
         """The other frontends' bookings, added up by instance id."""
         return self.replica_sync.others if self.replica_sync else _NO_BOOKS
 
-    def bookings_changed(self) -> None:
-        """Publish the bookings soon: one was made, is prefilled, or has ended."""
-        if self.replica_sync:
-            self.replica_sync.notify()
-
     def record_prompt(self, blocks: PromptBlocks, instance_id: int, now_s: float) -> None:
         """Record that the prompt goes to that worker, unless its engine will report it."""
         if self.prefixes and self.prefixes.is_predicted(blocks, instance_id):

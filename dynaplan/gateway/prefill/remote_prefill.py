@@ -158,6 +158,8 @@ class RemotePrefill:
     ) -> None:
         self._wall_s = wall_s
         self._configured = self._settings = settings.disaggregation
+        self.is_on = settings.disaggregation.is_on
+        """True where prefill workers are wanted."""
         self._discovery = discovery = runtime.discovery
         self._namespace = namespace = runtime.namespace
         self._component = settings.prefill_component
@@ -204,11 +206,6 @@ class RemotePrefill:
         """Take over the live settings from the keys under ``live_prefix``."""
         self._settings = with_live_settings(self._configured, self._namespace, keys)
         log.info("disaggregation: %s", self._settings)
-
-    @property
-    def is_on(self) -> bool:
-        """True where prefill workers are wanted."""
-        return self._configured.is_on
 
     @property
     def is_connected(self) -> bool:

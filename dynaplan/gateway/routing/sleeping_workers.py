@@ -118,7 +118,7 @@ class SleepingWorkers:
 
         Raises EngineAsleep at once for an instance that sleeps already.
         """
-        if instance in self:
+        if instance.instance_id in self.ids:
             raise EngineAsleep("its engine sleeps")
         return _WhileAwake(instance.instance_id, self._waits)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from dynaplan.config.settings.frontend import RoutingSettings
 from dynaplan.contract.absence import Absence
@@ -55,13 +56,15 @@ class Booking(BookEntry):
     def finish_prefill(self) -> None:
         if self._prefill_blocks:
             super().finish_prefill()
-            self.inputs.bookings_changed()
+            if self.inputs.replica_sync:
+                self.inputs.replica_sync.notify()
         if self.turn and self.turn.unbegun_at:
             self.turn.begin_answer()
 
     def close(self) -> None:
         super().close()
-        self.inputs.bookings_changed()
+        if self.inputs.replica_sync:
+            self.inputs.replica_sync.notify()
         if self.closed:
             self.closed()
             self.closed = None
@@ -124,6 +127,8 @@ class WorkerRouter:
         self._loop = asyncio.get_running_loop()
         self._books: dict[int, _Book] = {}
         self.instances: tuple[Instance, ...] = ()
+        self.context_tokens = 0
+        """The longest context of the workers whose tokens the frontend can count; 0 without any."""
         inputs.books = self._books
         self._had_instances = False
         # A frontend that has just started may have started on a store that was wiped: no worker is back yet.
@@ -267,14 +272,14 @@ class WorkerRouter:
 
     def _usable(self, now_s: float) -> list[Instance]:
         """Return the instances that may get a request now, whatever the planner's limit."""
-        instances, books = self.instances, self._books
+        instances, books, most = self.instances, self._books, self._limit or math.inf
         asleep = self._sleeping.ids if self._sleeping else ()
         usable = [
             each
             for each in instances
             if books[each.instance_id].avoid_until_s <= now_s
             and each.instance_id not in asleep
-            and not self._is_full(each)
+            and books[each.instance_id].in_flight < most
         ]
         if self._stalled and (stalled := self._stalled.ids):
             lively = [each for each in instances if each.instance_id not in stalled]
@@ -300,7 +305,8 @@ class WorkerRouter:
     def _enter(
         self, instance: Instance, blocks: PromptBlocks, overlap_blocks: int, turn: Turn | None
     ) -> Booking:
-        self._inputs.bookings_changed()
+        if self._inputs.replica_sync:
+            self._inputs.replica_sync.notify()
         booking = Booking(
             self._books[instance.instance_id],
             len(blocks.hashes),
@@ -316,9 +322,6 @@ class WorkerRouter:
         if turn:
             turn.begin(self._books[instance.instance_id])
         return booking
-
-    def _is_full(self, instance: Instance) -> bool:
-        return bool(self._limit) and self._book_of(instance).in_flight >= self._limit
 
     def _book_of(self, instance: Instance) -> _Book:
         book = self._books.get(instance.instance_id)
@@ -352,6 +355,7 @@ class WorkerRouter:
         self.instances = self._discovery.instances(self._component)
         for each in self.instances:
             self._book_of(each)
+        self.context_tokens = _context_tokens(each.card for each in self.instances)
         if self.instances or self._had_instances:
             self._last_seen_s = self._loop.time()
         self._had_instances = bool(self.instances)
@@ -373,3 +377,15 @@ class WorkerRouter:
             self.turns.wake_next()
         if self.places.waiting:
             self.places.wake()
+
+
+def _context_tokens(cards: Iterable[Mapping[str, Any]]) -> int:
+    """Return the longest context, in tokens, of the workers whose tokenizer the frontend has; else 0.
+
+    Only the simulated engine's tokenizer is known here. Other engines check the length themselves.
+    """
+    longest = 0
+    for card in cards:
+        if card.get("tokenizer") == "sim" and isinstance(tokens := card.get("context_tokens"), int):
+            longest = max(longest, tokens)
+    return longest

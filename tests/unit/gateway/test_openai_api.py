@@ -7,14 +7,15 @@ from contextlib import nullcontext
 
 import pytest
 
+from dynaplan.engines.api_rules import EngineApi
 from dynaplan.gateway.openai_api import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     SET_BY_SERVER,
     ApiError,
     check_context,
-    check_tools,
     parse_call,
+    with_fitting_tools,
 )
 
 
@@ -40,7 +41,7 @@ def test_without_a_hand_off_the_body_is_the_clients() -> None:
     assert parse_call(COMPLETIONS, body).body_with({}) == body
 
 
-@pytest.mark.parametrize("name", SET_BY_SERVER)
+@pytest.mark.parametrize("name", sorted(SET_BY_SERVER))
 def test_where_an_engine_takes_entries_from_is_not_for_the_client_to_say(name: str) -> None:
     escaped = name.replace("_", "\\u005f").encode()
     for key in (name.encode(), escaped):
@@ -85,9 +86,9 @@ def test_only_a_tool_that_must_be_called_is_refused_where_the_template_has_none(
 ) -> None:
     document = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}
     call = parse_call(CHAT_COMPLETIONS, json.dumps({**document, "tool_choice": choice}).encode())
-    check_tools(call, {})
+    assert with_fitting_tools(call, EngineApi(), {}) == call
     with pytest.raises(ApiError, match="no tools") if is_refused else nullcontext():
-        check_tools(call, {"lacks_tools": True})
+        with_fitting_tools(call, EngineApi(), {"lacks_tools": True})
 
 
 @pytest.mark.parametrize("prompt", [None, "", [], 7, ["a", ""], [1, "a"], [-1], [True], [[]], {}])

@@ -166,7 +166,7 @@ async def test_a_worker_that_has_registered_again_dies_once_and_with_all_its_req
         for each in (before, after):
             each.worker_died()
     await death(poison, 7, "c")  # sent to it in the moment of its death
-    assert [(each.deaths, each.was_alone) for each in poison._evidence.values()] == [(1, False)] * 2
+    assert [(each.deaths, each.was_alone) for each in poison.evidence.values()] == [(1, False)] * 2
     assert not poison.in_flight
 
 
@@ -179,11 +179,11 @@ async def test_evidence_is_forgotten_and_bounded() -> None:
     assert await is_refused(poison, "poison")
     clock.now_s += 1.0
     assert not await is_refused(poison, "another")
-    assert not poison._evidence, "and no body is hashed again"
+    assert not poison.evidence, "and no body is hashed again"
     assert not await is_refused(poison, "poison")
     for pid in range(2 * MAX_HASHES):
         await death(poison, pid + 10, str(pid))
-    assert len(poison._evidence) == MAX_HASHES
+    assert len(poison.evidence) == MAX_HASHES
 
 
 async def test_no_body_is_hashed_before_a_worker_has_died(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from dynaplan.gateway.client import Client
 from dynaplan.gateway.engine_answers import Usage
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.openai_api import COMPLETIONS, Call
-from dynaplan.gateway.reports import Ending, Reports, format_fields
+from dynaplan.gateway.reports import Ending, Reports, RequestReport, format_fields
 
 FIELDS = {
     "request_id": "mine",
@@ -60,7 +60,7 @@ def test_what_failed_is_recorded_by_the_tokens_it_got_and_without_any_not(
 ) -> None:
     recording = Recorded()
     reports = Reports(FrontendMetrics("ns", lambda: 0.0), cast(Any, recording), logs_requests=False)
-    report = reports.begin(cast(Client, None), Call(COMPLETIONS, b"{}", {}, "m", True, "hi", 40))
+    report = RequestReport(reports, cast(Client, None), Call(COMPLETIONS, b"{}", {}, "m", True, "hi", 40))
     report.record.observe(streamed)
     report.end(Ending(error_type, 40, usage))
     assert recording.lengths == recorded

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from dynaplan.gateway.openai_api import ApiError
-from dynaplan.gateway.request_bodies import MAX_UNCOUNTED_BYTES, BodyBudget
+from dynaplan.gateway.request_bodies import MAX_UNCOUNTED_BYTES, BodyBudget, BodyShare
 
 LARGE = MAX_UNCOUNTED_BYTES + 1
 
 
 def test_a_body_is_counted_from_the_moment_that_it_is_large_and_until_its_request_ends() -> None:
     budget = BodyBudget(10 * LARGE)
-    with budget.body() as share:
+    with closing(BodyShare(budget)) as share:
         share.grow_to(MAX_UNCOUNTED_BYTES)
         assert budget.held_bytes == 0
         share.grow_to(LARGE)
@@ -23,7 +25,7 @@ def test_a_body_is_counted_from_the_moment_that_it_is_large_and_until_its_reques
 
 def test_a_used_up_budget_refuses_large_bodies_and_no_small_ones() -> None:
     budget = BodyBudget(2 * LARGE)
-    with budget.body() as share, budget.body() as other:
+    with closing(BodyShare(budget)) as share, closing(BodyShare(budget)) as other:
         share.grow_to(2 * LARGE)
         with pytest.raises(ApiError, match="max-bodies-bytes") as refused:
             other.grow_to(LARGE)
@@ -34,5 +36,5 @@ def test_a_used_up_budget_refuses_large_bodies_and_no_small_ones() -> None:
         other.check(MAX_UNCOUNTED_BYTES)
         other.grow_to(MAX_UNCOUNTED_BYTES)
         share.check(2 * LARGE)
-    with budget.body() as share:
+    with closing(BodyShare(budget)) as share:
         share.grow_to(2 * LARGE)

@@ -190,6 +190,13 @@ async def test_what_ends_no_line_is_left_to_be_read() -> None:
     assert await connection.read() == b"he"
 
 
+async def test_what_comes_with_the_answers_end_is_left_to_be_read_so_that_both_are_sent_at_once() -> None:
+    connection, task = await forwarded(lambda _: True)
+    connection.data_received(b"2\r\na\n\r\n0\r\n\r\n")
+    await task
+    assert await connection.read() == b"a\n"
+
+
 async def test_forwarding_ends_with_the_answer_and_with_a_failure_of_either_side() -> None:
     connection, task = await forwarded(lambda _: True)
     connection.data_received(b"0\r\n\r\n")
@@ -225,10 +232,10 @@ async def test_of_several_streams_what_one_turn_brings_is_forwarded_at_its_end()
     assert taken == [b"1\n"]
     await asyncio.sleep(0)
     assert taken == [b"1\n", b"2\n", b"3\n"]
-    second.data_received(b"2\r\n4\n\r\n0\r\n\r\n")
+    second.data_received(b"0\r\n\r\n")
     await other_task
-    first.data_received(b"2\r\n5\n\r\n")
-    assert taken[3:] == [b"4\n", b"5\n"]  # alone again
+    first.data_received(b"2\r\n4\n\r\n")
+    assert taken[3:] == [b"4\n"]  # alone again
     first.data_received(b"0\r\n\r\n")
     await task
 
@@ -243,10 +250,12 @@ async def test_what_has_arrived_is_forwarded_before_its_connection_is_lost(end: 
 
     first, task = await forwarded(take, batch)
     _, other_task = await forwarded(take, batch)
-    first.data_received(b"2\r\na\n\r\n0\r\n\r\n")
+    first.data_received(b"2\r\na\n\r\n")
+    first.data_received(b"2\r\nb\n\r\n0\r\n\r\n")
     first.connection_lost(None) if end == "connection_lost" else first.eof_received()
     assert taken == [b"a\n"]
     await task
+    assert await first.read() == b"b\n"
     assert await first.read() == b""
     other_task.cancel()
 

@@ -1,0 +1,100 @@
+"""What passes without waking the stream's task: which events, how many tokens in them, what is kept."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from dynaplan.gateway.engine_answers import count_tokens
+from dynaplan.gateway.metrics import FrontendMetrics
+from dynaplan.gateway.migration import PAGE_BYTES, PartialAnswer, UnreadPages
+from dynaplan.gateway.openai_api import CHAT_COMPLETIONS
+from dynaplan.gateway.passing_stream import PassingStream
+from dynaplan.routing.booking import BookEntry, WorkerBook
+from tests.unit.gateway.test_engine_answers import (
+    DONE,
+    END,
+    RECORDED,
+    ROLE,
+    ROLE_AND_TOKEN,
+    TOKEN,
+    USAGE,
+)
+
+QUOTING = b'data: {"choices":[{"index":0,"delta":{"content":"\\"a\\""}}]}\n\n'
+ABORTED = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"abort"}]}\n\n'
+FAILED = b'data: {"error":{}}\n\n'
+
+
+class Passing:
+    """A stream whose client reads, or does not."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.is_read = True
+        self.partial = PartialAnswer(UnreadPages())
+        self.booking = BookEntry(WorkerBook(), block_tokens=2)
+        self.record = FrontendMetrics("ns", time.monotonic).record("m", "chat", is_stream=True)
+        self.stream = PassingStream(
+            CHAT_COMPLETIONS, self._write_now, self.partial, self.record, self.booking
+        )
+
+    def _write_now(self, events: bytes) -> bool:
+        if self.is_read:
+            self.sent.append(events)
+        return self.is_read
+
+    def tokens_of(self, events: bytes) -> int:
+        before = self.record.output_tokens
+        assert self.stream.take(events)
+        assert self.sent[-1] == events
+        return self.record.output_tokens - before
+
+
+@pytest.mark.parametrize(
+    "events",
+    [ROLE, ROLE_AND_TOKEN, TOKEN, TOKEN + TOKEN, QUOTING, TOKEN + END, USAGE + DONE, DONE, b"\n", b": a\n\n"],
+)
+def test_passing_events_are_counted_unless_a_failure_may_be_among_them(events: bytes) -> None:
+    passing = Passing()
+    for before in (b"\n", TOKEN, QUOTING, TOKEN):
+        passing.stream.take(before)
+        assert passing.tokens_of(events) == count_tokens(CHAT_COMPLETIONS, events)
+        sent = len(passing.sent)
+        assert not passing.stream.take(events + FAILED)
+        assert not passing.stream.take(TOKEN + FAILED + events)
+        assert not passing.stream.take(events + ABORTED)
+        assert len(passing.sent) == sent
+
+
+def test_passing_events_of_a_recorded_stream_have_its_tokens() -> None:
+    for recorded in RECORDED.glob("*/c*.sse"):
+        events = [each + b"\n\n" for each in recorded.read_bytes().split(b"\n\n") if each]
+        passing = Passing()
+        counted = [passing.tokens_of(each) for each in events]
+        assert counted == [count_tokens(CHAT_COMPLETIONS, each) for each in events]
+
+
+def test_what_passes_is_kept_for_another_worker_and_fills_the_blocks_of_its_own() -> None:
+    passing = Passing()
+    for events in (ROLE, TOKEN, TOKEN, TOKEN):
+        passing.stream.take(events)
+    assert passing.partial.text() == "aaa"
+    assert passing.booking.book.active_blocks == 2
+    assert passing.stream.end() == ROLE + 3 * TOKEN
+
+
+def test_more_than_a_page_is_kept_too() -> None:
+    passing = Passing()
+    tokens = 3 * PAGE_BYTES // len(TOKEN)
+    for _ in range(tokens):
+        passing.stream.take(TOKEN)
+    assert passing.partial.text() == tokens * "a"
+
+
+def test_nothing_is_noted_of_what_the_client_does_not_take_at_once() -> None:
+    passing = Passing()
+    passing.is_read = False
+    assert not passing.stream.take(TOKEN)
+    assert (passing.record.output_tokens, passing.partial.text(), passing.stream.end()) == (0, "", b"")
