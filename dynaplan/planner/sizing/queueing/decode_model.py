@@ -28,7 +28,7 @@ averages), so
 since r x prompts arrive in a step and prolong the next one by r x m. The balance is found by iteration
 from the idle worker (x = D(1, ctx)) upwards. D rises with n, so the iteration rises too and stops at the
 smallest solution: the state that a worker reaches from empty. There may be slower ones, which a worker
-reaches only by a surge. Overload, which a divergence also ends in, is each of: r m >= 1; n > request slots;
+reaches only by a surge. Overload, which a divergence also ends in, is each of: r m >= 1; n >= request slots;
 n ctx > KV cache; r x (mean prompt tokens) > tokens of a step - n. After ``MAX_ITERATIONS`` without overload
 the last x counts as found, though it is somewhat short.
 
@@ -44,7 +44,8 @@ longer, with the feedback
 
 (one deviation to either side, because a measured profile has cliffs). Linearised around the balance, the
 variance grows by 1 / (1 - e), and the batch returns to its mean more slowly by the same factor. Overload is
-therefore also 1 + n + h > request slots, or (1 + n) ctx + h sqrt(E[ctx^2]) > KV cache, with
+therefore also (1 + n) ctx + h sqrt(E[ctx^2]) > KV cache, and with prefill workers 1 + n + h > request slots,
+with
 
     h = FULL s sqrt(q / (1 - e)),  q = CLUSTERS on aggregated workers, else 1
 
@@ -83,7 +84,15 @@ and for the prompts that came during it. Exactly as for prefill workers, an arri
 
 1 - (r m)^2, because a long step gathers prompts and the next one is long too; (1 + r m), because a long
 rest does. chance(TTFT > limit) sums the tail of a gamma distribution of that mean and variance over the
-prompt lengths. b is not in it: arrivals at one worker count as Poisson.
+prompt lengths. b is in the wait for a slot alone: else arrivals at one worker count as Poisson.
+
+**Slots.** All c slots of an aggregated worker may be taken: with the chance ErlangC(c, a) (``waiting.py``), a
+being the mean number of slots in use. Then a request waits for one, too, exponentially with the mean M:
+
+    a = r held      held = own computing + E[S] x
+    M = (b + v) / 2  held / (c - a)                                 v = E[S^2] / E[S]^2 - 1
+
+(b + v) / 2 is Allen and Cunneen's; a >= c is overload. No batch is larger than c.
 
 **Where it is wrong.** For that reason workers that take turns (round-robin) wait less than estimated, and
 bursts make them wait longer (0.77 to 1.82 times the simulated 95th percentile; ITL 0.92 to 1.25, ``python -m
@@ -100,7 +109,7 @@ from __future__ import annotations
 import math
 from functools import cached_property
 
-from dynaplan.planner.sizing.queueing.waiting import gamma_tail, normal_tail
+from dynaplan.planner.sizing.queueing.waiting import gamma_tail, normal_tail, probability_of_waiting
 from dynaplan.planner.sizing.queueing.workload import Answers, Prompts, WorkerKind
 
 MAX_ITERATIONS = 200
@@ -114,6 +123,9 @@ MAX_FEEDBACK = 0.95
 
 CAPACITY_DEVIATIONS = 2.58
 """Standard deviations above the mean that must fit the slots and the KV cache: all but 0.5 % of the time."""
+
+NEGLIGIBLE = 1e-4
+"""Chance of a wait for a slot below which it counts as 0."""
 
 SWINGS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
 """Standard deviations of the batch at which the time of a step is looked up; between them a straight line."""
@@ -199,9 +211,14 @@ class DecodeBatch:
         if self.overload or not self._prompts:
             return 1.0
         mean_ms, variance = self._wait()
+        full, slot_ms = self._slot_wait
+        waits = [(1 - full, mean_ms, variance)]
+        if full > NEGLIGIBLE:
+            waits.append((full, mean_ms + slot_ms, variance + slot_ms**2))
         return sum(
-            share * gamma_tail(limit_ms - self._own_ms(tokens, own_ms), mean_ms, variance)
+            share * part * gamma_tail(limit_ms - self._own_ms(tokens, own_ms), wait_ms, wait_variance)
             for tokens, own_ms, share in self._prompts.points
+            for part, wait_ms, wait_variance in waits
         )
 
     @property
@@ -219,6 +236,8 @@ class DecodeBatch:
         if self.overload:
             return math.inf
         wait_ms, variance = self._wait()
+        full, slot_ms = self._slot_wait
+        wait_ms, variance = wait_ms + full * slot_ms, variance + (2 - full) * full * slot_ms**2
         return self._own_ms(tokens, own_ms) + wait_ms + deviations * math.sqrt(variance)
 
     # -- the steady state --------------------------------------------------------------------------
@@ -231,11 +250,12 @@ class DecodeBatch:
             return "prompts come faster than they can be computed"
         for _ in range(MAX_ITERATIONS):
             self.batch = steps * self.step_ms
-            if self.batch > slots:
+            if self.batch >= slots:
                 return f"the {slots} slots of a worker are full"
             if self.batch * context > kv_tokens:
                 return "the KV cache of a worker is full"
-            self._decode_ms = self._kind.decode_ms(1 + self.batch, (1 + self.batch) * context)
+            batch = min(1 + self.batch, slots)
+            self._decode_ms = self._kind.decode_ms(batch, batch * context)
             before_ms = self.step_ms
             self.step_ms = (self._decode_ms + self._chance_of_start() * self._start_ms) / self._free
             if abs(self.step_ms - before_ms) <= CONVERGENCE * before_ms:
@@ -260,7 +280,7 @@ class DecodeBatch:
     def _growth_ms(self, deviations: float) -> float:
         """Return growth(z) of the module, in ms, for z = ``deviations``."""
         answers, more = self._answers, deviations * self._spread * math.sqrt(self.batch)
-        batch = max(1.0, 1 + self.batch + more)
+        batch = min(max(1.0, 1 + self.batch + more), self._kind.settings.request_slots)
         kv_tokens = (1 + self.batch) * answers.context_tokens + more * math.sqrt(answers.context_square)
         return (self._kind.decode_ms(batch, max(kv_tokens, 1.0)) - self._decode_ms) / self._free
 
@@ -269,8 +289,11 @@ class DecodeBatch:
         kind, answers = self._kind, self._answers
         clusters = CLUSTERS if self._prompts else 1.0
         spread = CAPACITY_DEVIATIONS * self._spread * math.sqrt(clusters * self.batch / (1 - self._feedback))
-        if 1 + self.batch + spread > kind.settings.request_slots:
-            return f"the {kind.settings.request_slots} slots of a worker would often be full"
+        slots = kind.settings.request_slots
+        if self._prompts and self._rate * self._held_ms >= slots:
+            return f"the {slots} slots of a worker are full"
+        if not self._prompts and 1 + self.batch + spread > slots:
+            return f"the {slots} slots of a worker would often be full"
         kv_tokens = (1 + self.batch) * answers.context_tokens + spread * math.sqrt(answers.context_square)
         if kv_tokens > kind.kv_tokens:
             return "the KV cache of a worker would often be full"
@@ -326,6 +349,22 @@ class DecodeBatch:
         """Return the ms of a prompt's computing: a decode step a chunk, f of the module, and ``own_ms``."""
         budget = max(self._kind.settings.batched_tokens - self.batch, 1.0)
         return math.ceil(tokens / budget) * self._decode_ms + self._start_ms + own_ms
+
+    @property
+    def _held_ms(self) -> float:
+        """How long a request of this aggregated worker holds its slot, in the mean."""
+        assert self._prompts
+        computing_ms = self._own_ms(self._prompts.mean_tokens, self._prompt_ms)
+        return computing_ms + self._answers.mean_steps * self.step_ms
+
+    @cached_property
+    def _slot_wait(self) -> tuple[float, float]:
+        """The chance that a request waits for a slot, and how many ms those wait in the mean."""
+        slots, answers, held_ms = self._kind.settings.request_slots, self._answers, self._held_ms
+        used = self._rate * held_ms
+        variation = answers.square_steps / answers.mean_steps**2 - 1 if answers.mean_steps else 0.0
+        wait_ms = (self._burstiness + variation) / 2 * held_ms / (slots - used)
+        return probability_of_waiting(slots, used), wait_ms
 
     def _wait(self) -> tuple[float, float]:
         """Return mean (ms) and variance (ms squared) of the wait, as in the module."""

@@ -10,10 +10,13 @@ import pytest
 from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.traffic import Lengths
+from dynaplan.engines.timing_model.engine_model import EngineSettings
+from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.planner.model import Demand, Prediction, Sizing, WorkerLimits
 from dynaplan.planner.sizing.pool_sizes import size_pools
 from dynaplan.planner.sizing.queueing.queueing_model import QueueingModel, SteadyState
-from tests.unit.planner.sizing.engine_pools import Shape, arrivals, demand_of
+from dynaplan.planner.sizing.queueing.workload import WorkerKind
+from tests.unit.planner.sizing.engine_pools import Shape, arrivals, decode_times_ms, demand_of, percentile
 from tests.unit.planner.sizing.queueing.test_queueing_model_against_engine import FITTED, H200, kind
 
 DISAGGREGATED = QueueingModel(kind(H200), kind(H200))
@@ -22,6 +25,11 @@ LIMITS = WorkerLimits(max_gpus=64)
 LIKE_CHATS = demand_of(arrivals(Shape(), 1.0, 3000), 30.0)
 PROMISE = SlaTargets(500.0, 20.0)
 CURRENT = PoolSizes(1, 1)
+
+SMALL_MODEL = StepTiming(
+    lambda tokens: 12 + 6.0 * tokens, lambda batch, kv: 9 + 20.0 * max(0, batch - 1) + 1e-3 * kv
+)
+"""As of llama.cpp with a small model on one core."""
 
 
 def meets(prediction: Prediction, targets: SlaTargets) -> bool:
@@ -179,3 +187,23 @@ def test_limits_that_exclude_each_other_change_nothing() -> None:
 def test_arrivals_in_bursts_do_not_make_a_target_one_that_nobody_can_meet() -> None:
     bursts = replace(LIKE_CHATS, burstiness=8.0, dispersions=((1.0, 8.0), (2.0, 8.0)))
     assert "targets" not in [step.stage for step in sized(bursts).steps]
+
+
+@pytest.mark.parametrize(
+    ("slots", "rate_per_s"), [(2, 0.5), (2, 3.0), (4, 0.5), (4, 1.2), (4, 3.0), (8, 3.0)]
+)
+def test_few_slots_let_requests_wait_and_ask_for_at_most_one_worker_too_many(
+    slots: int, rate_per_s: float
+) -> None:
+    settings = EngineSettings(256, 64, request_slots=slots, batched_tokens=512, context_tokens=4096)
+    few, requests = WorkerKind(SMALL_MODEL, settings), arrivals(Shape(65, 0.4, 40, 0.3), rate_per_s, 2000)
+    promise = SlaTargets(3000, 200)
+
+    def is_kept(workers: int) -> bool:
+        ttfts_ms, itls_ms = decode_times_ms(few, workers, requests, is_remote=False)
+        return percentile(ttfts_ms, 95) <= promise.ttft_ms and percentile(itls_ms, 95) <= promise.itl_ms
+
+    service = QueueingModel(few, is_evenly_routed=True)
+    workers = sized(demand_of(requests, rate_per_s), promise, service).workers.decode
+    assert is_kept(workers)
+    assert workers <= 2 or not is_kept(workers - 2)
