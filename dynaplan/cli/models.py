@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.store.port import Store
 
-UNLOADED = "unloaded"
+UNLOADED, FAILED = "unloaded", "failed"
 
 wait_option = click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Return when it is done."
@@ -124,7 +124,7 @@ def _order(
         await change_order(store, namespace, name, order)
         record_by_hand(found, f"model {name}: {what}")
         if wanted:
-            await _wait(store, namespace, name, wanted, timeout_s)
+            await wait_for_model(store, namespace, name, wanted, timeout_s)
 
     asyncio.run(_with_store(found.namespace, write))
 
@@ -150,12 +150,13 @@ def no_models(namespace: str) -> DeploymentError:
     )
 
 
-async def _wait(store: Store, namespace: str, model: str, wanted: str, timeout_s: float) -> None:
+async def wait_for_model(store: Store, namespace: str, model: str, wanted: str, timeout_s: float) -> None:
     """Return when the model has the state ``wanted``, and print how long that took.
 
-    Raises TemporaryError after ``timeout_s`` seconds, and at once when its loading is refused.
+    Raises TemporaryError after ``timeout_s`` seconds, and at once when its loading is refused, or has failed
+    since it was asked for.
     """
-    begun_s = time.monotonic()
+    begun_s, begun_unix_s = time.monotonic(), time.time()
     with ProgressLine() as line:
         while True:
             answers = await _read(store, namespace)
@@ -164,6 +165,11 @@ async def _wait(store: Store, namespace: str, model: str, wanted: str, timeout_s
                 break
             if wanted == READY and report.refusal:
                 raise TemporaryError(f"{model} is not loaded: {report.refusal.why}")
+            if wanted == READY and report.state == FAILED and report.since_unix_s > begun_unix_s:
+                raise TemporaryError(
+                    f"{model} has failed: {report.why or 'no reason is known'}",
+                    hint=f"`dynaplan logs {report.component}` shows what it said.",
+                )
             if time.monotonic() - begun_s > timeout_s:
                 raise TemporaryError(
                     f"{model} is {report.state} after {timeout_s:g} s: {report.why or 'no reason is known'}",

@@ -45,12 +45,12 @@ def reports(deployed: DeployedModels, state: ModelsState, unwritable: str = "") 
 def _report(state: ModelsState, model: ServedModel, workers: Iterable[ModelStatus]) -> ModelReport:
     last = state.last
     status, policy, moment = last.statuses[model.name], last.policies.models[model.name], last.moment
-    is_loaded = status.state not in (ModelState.UNLOADED, ModelState.FAILED)
+    is_unloaded = status.state is ModelState.UNLOADED
     until_s = idle_until_s(policy, status)
     return ModelReport(
         component=model.component,
         state=status.state.value,
-        since_unix_s=round(moment.to_unix_s(status.since_s), 1) if is_loaded else 0.0,
+        since_unix_s=0.0 if is_unloaded else round(moment.to_unix_s(status.since_s), 1),
         load_s=round(status.learnt.load_s or policy.estimate_load_s, 1),
         why=_why(state, status),
         is_pinned=policy.is_pinned,
