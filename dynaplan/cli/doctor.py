@@ -21,6 +21,7 @@ from dynaplan.cli.options import config_file_option, json_option
 from dynaplan.cli.service_options import GRAPH_OF_MODELS, ServiceOptionsCommand
 from dynaplan.process.memory import box_memory
 from dynaplan.util import screen
+from dynaplan.util.amounts import gib
 from dynaplan.util.errors import ConfigError, DynaplanError, SeveralErrors, UserError
 from dynaplan.util.tables import fold
 
@@ -100,9 +101,6 @@ def page(found: Sequence[Finding], width: int) -> str:
     number = "1 warning" if warnings == 1 else f"{warnings} warnings"
     lines += ["", f"{last}; {number}."]
     return "\n".join(lines)
-
-
-GB = 1e9
 
 
 class Level(Enum):
@@ -185,7 +183,7 @@ def gpus() -> Iterator[Finding]:
             yield Finding(
                 Level.WARNING,
                 f"GPU {index}",
-                f"{use.used_bytes / GB:.1f} GB in use by {users}",
+                f"{gib(use.used_bytes)} in use by {users}",
                 "`serve` leaves it out; --use-busy-gpus takes it all the same.",
             )
 
@@ -276,7 +274,7 @@ def shared_memory() -> Iterator[Finding]:
             "Mount a tmpfs there: hand-offs use it.",
         )
         return
-    says = f"{place} has {size.free / GB:.1f} of {size.total / GB:.1f} GB free"
+    says = f"{place} has {gib(size.free)} of {gib(size.total)} free"
     if not os.access(place, os.W_OK):
         yield Finding(
             Level.WARNING, "shared memory", f"{place} is not writable", "Give write permission there."
@@ -308,8 +306,7 @@ def limits() -> Iterator[Finding]:
 def memory() -> Iterator[Finding]:
     """Check the memory that processes may use."""
     box = box_memory()
-    available, total = box.available_bytes / GB, box.total_bytes / GB
-    says = f"{available:.1f} of {total:.1f} GB available, {psutil.cpu_count()} CPUs"
+    says = f"{gib(box.available_bytes)} of {gib(box.total_bytes)} available, {psutil.cpu_count()} CPUs"
     if box.available_bytes < MIN_MEMORY_BYTES:
         advice = "Free some, or raise the container's limit: the kernel ends what asks for too much."
         yield Finding(Level.WARNING, "memory", says, advice)
@@ -333,7 +330,7 @@ def directories() -> Iterator[Finding]:
             yield Finding(Level.FAULT, topic, f"{place} cannot be written", advice)
             continue
         free = shutil.disk_usage(there).free
-        says = f"{place}, {free / GB:.1f} GB free"
+        says = f"{place}, {gib(free)} free"
         if free < MIN_DISK_BYTES:
             advice = f"Free some space, or set {variable} to another disk."
             yield Finding(Level.WARNING, topic, says, advice)
@@ -436,7 +433,6 @@ def model_findings(found: ModelNeeds, file: str) -> Iterator[Finding]:
     """Say which models fit at once, which alone, which not now and which never."""
     from dynaplan.cli.model_needs import why_without_room
     from dynaplan.models.rules.fit import fit_models
-    from dynaplan.models.rules.memory import gb
 
     fit = fit_models(found.needs, found.devices, found.constraints)
     for note in found.notes:
@@ -446,14 +442,14 @@ def model_findings(found: ModelNeeds, file: str) -> Iterator[Finding]:
             yield Finding(
                 Level.WARNING,
                 f"model {each.model}",
-                f"its memory is not known before its first load; {gb(each.bytes_each)} are assumed",
+                f"its memory is not known before its first load; {gib(each.bytes_each)} are assumed",
                 f"Say it, for example Models: {{{each.model}: {{memory: 13GB}}}}.",
             )
         if each.model in fit.never:
             level = Level.FAULT if len(fit.never) == len(found.needs) else Level.WARNING
             yield Finding(level, f"model {each.model}", *why_without_room(each, found.devices))
     sizes = {each.model: each.bytes_each * each.places for each in found.needs}
-    sets = [f"{', '.join(names)} ({gb(sum(map(sizes.__getitem__, names)))})" for names in fit.together]
+    sets = [f"{', '.join(names)} ({gib(sum(map(sizes.__getitem__, names)))})" for names in fit.together]
     if len(sets) == 1 and not fit.never:
         yield Finding(Level.OK, "models", f"all fit at once: {sets[0]}")
     elif sets:

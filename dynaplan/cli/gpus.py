@@ -20,7 +20,7 @@ from dynaplan.cli.running_deployment import connect, service_config, standings_o
 from dynaplan.cli.scale_args import user_name as own_name
 from dynaplan.cli.scale_counts import change_entries, current_entries
 from dynaplan.contract.gpu_standing import SET_APART, GpuStanding, GpuStandings
-from dynaplan.contract.gpus import GB, Gpu, GpuActivity, GpuUse
+from dynaplan.contract.gpus import Gpu, GpuActivity, GpuUse
 from dynaplan.contract.holds import MAX_GPU_INDEX, RESERVATIONS, ReservedGpus, reserved_words
 from dynaplan.fleet.deployments import find_deployments
 from dynaplan.fleet.gpu_claims import NodeClaims
@@ -32,6 +32,7 @@ from dynaplan.process import process_table
 from dynaplan.process.port_holders import user_name
 from dynaplan.store import connections
 from dynaplan.util import screen
+from dynaplan.util.amounts import GIB
 from dynaplan.util.durations import local_time
 from dynaplan.util.errors import ConfigError, DeploymentError
 from dynaplan.util.tables import text_table
@@ -165,8 +166,8 @@ def gpu_rows(gpus: Iterable[BoxGpu]) -> list[tuple[str, ...]]:
     """Return the table's rows, the headings first: a row for each holder, and one for a free GPU."""
     rows: list[tuple[str, ...]] = [COLUMNS]
     for each in gpus:
-        used = "-" if each.use is None else f"{each.use.used_bytes / GB:.0f}"
-        memory = f"{used} of {each.gpu.memory_bytes / GB:.0f} GB" if each.gpu.memory_bytes else "-"
+        used = "-" if each.use is None else f"{each.use.used_bytes / GIB:.0f}"
+        memory = f"{used} of {each.gpu.memory_bytes / GIB:.0f} GiB" if each.gpu.memory_bytes else "-"
         limit = "" if each.activity.limit_watts is None else f" of {each.activity.limit_watts:.0f}"
         doing = _known(each.activity.watts, limit), _known(each.activity.celsius, " C")
         own: tuple[str, ...] = (str(each.gpu.index), each.gpu.name or "-", memory, *doing)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynaplan.cli.export import write_text
+from dynaplan.util.amounts import gib
 from dynaplan.util.errors import ConfigError, SeveralErrors, UserError
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def _header(name: str) -> Iterator[str]:
         for finding in check():
             if finding.level is not doctor.Level.NOTE or check is doctor.gpus:
                 yield f"# {finding.topic}: {finding.says}"
-    yield f"# disk: {shutil.disk_usage(Path.home()).free / doctor.GB:.1f} GB free in {Path.home()}"
+    yield f"# disk: {gib(shutil.disk_usage(Path.home()).free)} free in {Path.home()}"
     for place in LLAMA_SWAP_PLACES:
         if number := _llama_swap_models(Path(os.path.expanduser(place))):
             models = _counted(number, "model")
@@ -289,11 +290,10 @@ def _entries_with_reasons(entries: Sequence[FittedModel], devices: Sequence[Devi
 
 def _origin(found: FoundModel) -> str:
     from dynaplan.engines.model_facts import read_facts
-    from dynaplan.models.rules.memory import gb
 
     facts = read_facts(found.key, {"engine": found.engine, "model": str(found.place)})
     parameters = f"{facts.parameters / 1e9:.3g} B parameters" if facts.parameters else ""
-    said = [parameters, facts.quantization, f"{gb(facts.size_bytes)} of weights"]
+    said = [parameters, facts.quantization, f"{gib(facts.size_bytes)} of weights"]
     return f"{', '.join(filter(None, said))}. {found.tool or 'At'}{':' * bool(found.tool)} {found.place}"
 
 
@@ -312,9 +312,8 @@ def _context_reason(entry: FittedModel) -> str:
 
 
 def _place(need: Need, devices: tuple[int, ...]) -> str:
-    from dynaplan.models.rules.memory import gb
 
-    size = f"{gb(need.bytes_each)}{' each' if need.places > 1 else ''}"
+    size = f"{gib(need.bytes_each)}{' each' if need.places > 1 else ''}"
     if not devices:
         return f"Takes {size}. Loaded in the place of others: there is no room beside them."
     if not need.devices:

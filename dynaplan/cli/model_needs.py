@@ -20,8 +20,9 @@ from dynaplan.graph.model import GraphSpec
 from dynaplan.models.model import Constraints, Device, ModelStatus
 from dynaplan.models.policies import chosen_gpus, is_memory_known, model_constraints, model_policy
 from dynaplan.models.rules.eviction import choose
-from dynaplan.models.rules.memory import Need, chosen_place, free_bytes, gb, need
+from dynaplan.models.rules.memory import Need, chosen_place, free_bytes, need
 from dynaplan.models.shared_memory import SharedMemory
+from dynaplan.util.amounts import gib
 from dynaplan.util.errors import ConfigError
 
 
@@ -112,11 +113,11 @@ def why_without_room(need: Need, devices: Sequence[Device]) -> tuple[str, str]:
     where = [each for each in devices if need.may_have(each)]
     chosen = f" ({need.chosen_by})" if need.chosen_by else ""
     each_of = f" on each of {need.devices} GPUs" if need.devices > 1 else ""
-    needs = f"it needs {gb(need.bytes_each)}{each_of}{chosen}"
+    needs = f"it needs {gib(need.bytes_each)}{each_of}{chosen}"
     largest = max((each.total_bytes for each in where), default=0)
     if choose(need, [replace(each, foreign_bytes=0) for each in where], {}, ()):
         free = max(free_bytes(each, {}) for each in where)
-        says = f"{needs}, and {gb(free)} are free: other programs hold the rest of {gb(largest)}"
+        says = f"{needs}, and {gib(free)} are free: other programs hold the rest of {gib(largest)}"
         return says, "Nothing is killed for it: it is loaded when they have ended."
     if len(where) < need.places:
         advice = f"Give it fewer GPUs: Models: {{{need.model}: {{resources: {{gpu: {len(where)}}}}}}}."
@@ -125,7 +126,7 @@ def why_without_room(need: Need, devices: Sequence[Device]) -> tuple[str, str]:
         return f"it asks for {need.devices} GPUs{chosen}, and there are {len(where)}", advice
     owner = "the largest GPU" if need.devices else "this machine"
     return (
-        f"{needs}, and {owner} has {gb(largest)}: never loaded",
+        f"{needs}, and {owner} has {gib(largest)}: never loaded",
         "Take a smaller max-model-len, a kv-cache-dtype of 8 bits, a smaller quantisation or more GPUs "
         f"(resources); where the estimate is wrong say it: Models: {{{need.model}: {{memory: ...}}}}.",
     )

@@ -10,6 +10,7 @@ from typing import Any
 from dynaplan.contract.counts import WorkerCounts
 from dynaplan.contract.model_keys import NO_DEMAND, ModelDemand, ModelEvent, ModelReport
 from dynaplan.models.model import HOST
+from dynaplan.util.amounts import GIB, gib
 from dynaplan.util.durations import clock, local_time
 from dynaplan.util.tables import fold, text_table
 
@@ -98,18 +99,14 @@ def memory_lines(devices: Iterable[Row]) -> list[str]:
     lines = []
     for row in devices:
         others_bytes = row["foreign_bytes"]
-        held = [f"{name} {_gb(held_bytes)}" for name, held_bytes in row["by_model"].items()]
+        held = [f"{name} {held_bytes / GIB:.1f}" for name, held_bytes in row["by_model"].items()]
         if others_bytes:
-            held.append(f"other programs {_gb(others_bytes)}")
+            held.append(f"other programs {others_bytes / GIB:.1f}")
         free_bytes = row["total_bytes"] - others_bytes - sum(row["by_model"].values())
         where = "of the machine's memory" if row["index"] == HOST else f"of GPU {row['index']}"
-        held.append(f"free {_gb(max(0, free_bytes))} of {_gb(row['total_bytes'])} GB {where} for models")
+        held.append(f"free {max(0, free_bytes) / GIB:.1f} of {gib(row['total_bytes'])} {where} for models")
         lines.append(", ".join(held))
     return lines
-
-
-def _gb(size_bytes: float) -> str:
-    return f"{size_bytes / 10**9:.1f}"
 
 
 def event_line(event: ModelEvent) -> str:
@@ -123,7 +120,7 @@ def _cells(name: str, row: Row, now_s: float) -> tuple[str, ...]:
         name,
         model_state(row, now_s),
         _workers(row) + (f", prefill {_workers(row['prefill'])}" if row["prefill"] else ""),
-        f"{row['memory_bytes'] / 10**9:.1f} GB" if row["memory_bytes"] else "-",
+        gib(row["memory_bytes"]) if row["memory_bytes"] else "-",
         ",".join(map(str, row["gpus"])) or "-",
         str(row["in_flight"]),
         f"{row['waiting']}{waits}",

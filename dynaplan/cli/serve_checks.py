@@ -29,6 +29,7 @@ from dynaplan.engines.server.engine_options import lora_names
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import section_name
 from dynaplan.process.memory import BoxMemory, box_memory
+from dynaplan.util.amounts import gib
 from dynaplan.util.errors import ConfigError, Faults
 
 if TYPE_CHECKING:
@@ -208,7 +209,6 @@ CHECKS: Mapping[Role, Callable[[ServiceSpec, GraphSpec, Sections], list[str]]] =
 }
 
 
-GB = 2**30
 LLAMACPP = "llamacpp"
 
 
@@ -269,10 +269,10 @@ def _memory_line(memory: ServiceMemory, box: BoxMemory) -> str:
     need = memory.need
     requests = f"{need.sequences} x " if need.sequences > 1 else ""
     tokens = f"{requests}{need.context_tokens} tokens of {need.token_bytes / 1024:.1f} KiB"
-    parts = f"weights {_gb(need.weights_bytes)} + KV {_gb(need.kv_bytes)} ({tokens})"
+    parts = f"weights {gib(need.weights_bytes)} + KV {gib(need.kv_bytes)} ({tokens})"
     has, whose = (memory.gpu_bytes, "its GPUs") if memory.gpu_bytes else (box.total_bytes, "this box")
     each = "per worker" if memory.workers > 1 else "for its worker"
-    return f"{memory.service}: {parts} = {_gb(need.total_bytes)} {each}, of {_gb(has)} of {whose}"
+    return f"{memory.service}: {parts} = {gib(need.total_bytes)} {each}, of {gib(has)} of {whose}"
 
 
 def _memory_fault(memory: ServiceMemory) -> str:
@@ -280,7 +280,7 @@ def _memory_fault(memory: ServiceMemory) -> str:
     need = memory.need
     if need.total_bytes <= memory.gpu_bytes:
         return ""
-    fault = f"{_memory_request(memory)}; its GPUs have {_gb(memory.gpu_bytes)} for it"
+    fault = f"{_memory_request(memory)}; its GPUs have {gib(memory.gpu_bytes)} for it"
     # llama.cpp leaves on the CPU what its GPUs cannot hold.
     is_certain = need.is_certain and memory.engine != LLAMACPP
     fits = longest_context(memory.gpu_bytes - need.weights_bytes, need.token_bytes * need.sequences)
@@ -301,15 +301,15 @@ def _box_memory_faults(services: Sequence[ServiceMemory], box: BoxMemory) -> lis
     fault = _memory_request(largest)
     workers = sum(each.workers for each in services)
     if workers > 1:
-        fault += f"; all {workers} workers need {_gb(needed)}"
+        fault += f"; all {workers} workers need {gib(needed)}"
     if needed > box.total_bytes:
         is_certain = all(each.need.is_certain and each.engine == LLAMACPP for each in services)
         fits = _longest_context(services, box.total_bytes - sum(weights.values()))
-        text = f"{fault}; this box has {_gb(box.total_bytes)}"
+        text = f"{fault}; this box has {gib(box.total_bytes)}"
         return [_report_fault(largest, text, fits, is_certain)]
     if needed > box.available_bytes:
         fits = _longest_context(services, box.available_bytes - sum(weights.values()))
-        text = f"{fault}; {_gb(box.available_bytes)} of {_gb(box.total_bytes)} are free now"
+        text = f"{fault}; {gib(box.available_bytes)} of {gib(box.total_bytes)} are free now"
         return [_report_fault(largest, text, fits, False)]
     return []
 
@@ -324,8 +324,8 @@ def _memory_request(memory: ServiceMemory) -> str:
     need = memory.need
     slots = f" for each of {need.sequences} requests (max-num-seqs)" if need.sequences > 1 else ""
     return (
-        f"{need.context_option} is {need.context_tokens}{slots}, which needs {_gb(need.kv_bytes)} "
-        f"of KV entries and {_gb(need.weights_bytes)} of weights per worker"
+        f"{need.context_option} is {need.context_tokens}{slots}, which needs {gib(need.kv_bytes)} "
+        f"of KV entries and {gib(need.weights_bytes)} of weights per worker"
     )
 
 
@@ -338,7 +338,3 @@ def _report_fault(memory: ServiceMemory, fault: str, fits: int, is_certain: bool
     if is_certain:
         raise ConfigError(f"{service}: {fault}", hint=hint)
     return f"{service}: {fault}. {hint}"
-
-
-def _gb(size_bytes: float) -> str:
-    return f"{size_bytes / GB:.1f} GB"

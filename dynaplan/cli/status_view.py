@@ -18,6 +18,7 @@ from dynaplan.contract.model_keys import ModelEvent
 from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.planner.recorders.manual_changes import ManualChange
 from dynaplan.util import screen
+from dynaplan.util.amounts import gib_of
 from dynaplan.util.durations import clock, local_time
 from dynaplan.util.tables import fold, text_table
 
@@ -32,7 +33,6 @@ WORKER_COLUMNS_DROPPED = ("PID", "UPTIME", "GPUS", "ROLE", "RESTARTS", "KV")
 """The columns that a narrow screen does without, the first first; before them, an engine's usual time."""
 
 GPU_COLUMNS = ("GPU", "NAME", "MEMORY", "BUSY", "WATTS", "WORKERS")
-GB = 2**30
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def _gpu_cells(row: Row) -> tuple[str, ...]:
     return (
         str(row["index"]),
         row["name"] or "-",
-        "-" if used is None or not whole else f"{used / GB:.0f} of {whole / GB:.0f} GB",
+        "-" if used is None or not whole else gib_of(used, whole),
         "-" if row["utilisation"] is None else f"{row['utilisation']:.0%}",
         "-" if row["watts"] is None else f"{row['watts']:.0f}",
         ", ".join(filter(None, [*row["workers"], *row["others"], row.get("reserved")])) or "free",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dynaplan.util.amounts import gib_of
 from dynaplan.util.errors import ConfigError
 
 SIMULATED_UUID = "GPU-SIM-"
@@ -113,7 +114,6 @@ BUSY_SHARE = 0.1
 BUSY_BYTES = 2 * 2**30
 """The memory in bytes from which on a small GPU is busy."""
 
-GB = 2**30
 """A gigabyte of GPU memory in bytes, as the makers count it in the names of their GPUs."""
 
 UNREADABLE = "its memory cannot be read (see `nvidia-smi`)"
@@ -149,8 +149,8 @@ def busy_gpus(inventory: Iterable[Gpu], uses: Mapping[int, GpuUse]) -> dict[int,
 
 
 def use_in_words(gpu: Gpu, use: GpuUse) -> str:
-    """Return ``71 of 80 GB in use by pid 4711 (python, uid 1001)``."""
-    amount = f"{use.used_bytes / GB:.0f} of {gpu.memory_bytes / GB:.0f} GB in use"
+    """Return ``71 of 80 GiB in use by pid 4711 (python, uid 1001)``."""
+    amount = f"{gib_of(use.used_bytes, gpu.memory_bytes)} in use"
     seen = [process for process in use.processes if process.pid]
     if not seen:
         return f"{amount} by a process that cannot be seen from here"

@@ -29,6 +29,20 @@ def bytes_of(text: str) -> int | None:
     return int(float(number) * (1024 if binary else 1000) ** power)
 
 
+GIB = 2**30
+"""What people mean by the GB of a GPU: one of 80 GB has 79.6 GiB, and 85.5 times ten to the ninth bytes."""
+
+
+def gib(size_bytes: float) -> str:
+    """Return an amount of memory or disk as it is said everywhere: ``13.4 GiB``, ``98 MiB``."""
+    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB / 10 else f"{size_bytes / 2**20:.0f} MiB"
+
+
+def gib_of(used_bytes: float, whole_bytes: float) -> str:
+    """Return a part and its whole, in whole numbers: ``71 of 80 GiB``."""
+    return f"{used_bytes / GIB:.0f} of {whole_bytes / GIB:.0f} GiB"
+
+
 def unit_missing(size_bytes: int) -> str:
     """Return the amount that was meant by a number of bytes too small for one: ``20GB`` for 20.
 

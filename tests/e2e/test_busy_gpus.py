@@ -23,7 +23,7 @@ WORKER = "dynamo_VllmWorker"
 
 
 def fill(directory: Path, *gpus: int) -> None:
-    """Have this test's process use 71 GB of these GPUs."""
+    """Have this test's process use 71 GiB of these GPUs."""
     node = directory / "node"
     if not node.exists():
         node.mkdir()
@@ -38,7 +38,7 @@ def empty(directory: Path, *gpus: int) -> None:
 
 
 def in_use(gpu: int) -> str:
-    return f"GPU {gpu}: 71 of 80 GB in use by pid {os.getpid()} ("
+    return f"GPU {gpu}: 71 of 80 GiB in use by pid {os.getpid()} ("
 
 
 def gpus_of(deployment: Deployment) -> list[list[int]]:
@@ -58,7 +58,7 @@ def test_gpus_in_use_are_left_out_until_they_are_free(
     fill(tmp_path, 0, 2)
     deployment = deploy(*AGGREGATED, "--gpus", "3")
     assert in_use(0)[:5] in deployment.text
-    assert "GPU 0,2: 71 of 80 GB in use by pid" in deployment.text
+    assert "GPU 0,2: 71 of 80 GiB in use by pid" in deployment.text
     assert "left out" in deployment.text
     assert gpus_of(deployment) == [[1]]
     refused = deployment.run("scale", "decode=2")

@@ -27,7 +27,7 @@ Models:
     prefill: {memory: 25GB}
   bee: {}
 """
-"""On a GPU of 80 GB a pair of `ant`, or `bee` with the prefill worker of `ant`, that leaves with it."""
+"""On a GPU of 80 GiB a pair of `ant`, or `bee` with the prefill worker of `ant`, that leaves with it."""
 
 LONG = "Say something long. " * 60
 

@@ -27,7 +27,7 @@ Models:
   bee: {}
   cow: {}
 """
-"""Three models of which one at a time fits the GPU of 80 GB."""
+"""Three models of which one at a time fits the GPU of 80 GiB."""
 
 
 @pytest.fixture(scope="module")

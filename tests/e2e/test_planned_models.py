@@ -56,7 +56,7 @@ Models:
 
 
 def serving(directory: Path, config: str, gpus: int = 2) -> Deployment:
-    """Simulated GPUs, of which each has room for one worker of 50 GB; not started."""
+    """Simulated GPUs, of which each has room for one worker of 50 GiB; not started."""
     file = directory / "models.yaml"
     file.write_text(config)
     return Deployment(directory, str(file), "", "--gpus", str(gpus))

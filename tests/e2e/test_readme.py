@@ -23,7 +23,7 @@ NOT_RUN = {
     "pip install tox": "tox has done it",
     "tox": "this is run by it",
     "tox -e gpu": "needs a GPU; tests/e2e/test_gpu_report.py runs its parts",
-    "tox -e vllm": "downloads 1 GB",
+    "tox -e vllm": "downloads 1 GiB",
     "dynaplan profile-sla --config disagg.yaml --output-dir profiling_results": "takes minutes; "
     "tests/e2e/test_profile_sla.py runs it with fewer points",
     "dynaplan worker --namespace dynamo": "tests/e2e/test_components.py runs it, with serve and without",

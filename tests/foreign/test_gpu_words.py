@@ -1,4 +1,4 @@
-"""Where a model runs is its owner's word: on a box of two GPUs of 24 GB."""
+"""Where a model runs is its owner's word: on a box of two GPUs of 24 GiB."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def dry_run(directory: Path, config: str) -> subprocess.CompletedProcess[str]:
 
 
 def of_30_gb(directory: Path, words: str = "") -> str:
-    """Return a llama-swap file with a llama-server whose KV entries take 30 GB."""
+    """Return a llama-swap file with a llama-server whose KV entries take 30 GiB."""
     file = tiny_gguf(directory)
     shape = gguf_shape(file)
     assert shape is not None
@@ -128,10 +128,11 @@ models:
 
 def test_what_can_never_fit_is_said_before_anything_starts(tmp_path: Path) -> None:
     file = tiny_gguf(tmp_path)
-    refused = dry_run(tmp_path, f"Models: {{one: {{model: {file}, memory: 200GB}}}}")
+    refused = dry_run(tmp_path, f"Models: {{one: {{model: {file}, memory: 200GiB}}}}")
     assert refused.returncode == 2
     assert (
-        "it needs 100.0 GB on each of 2 GPUs, and the largest GPU has 25.8 GB: never loaded" in refused.stderr
+        "it needs 100.0 GiB on each of 2 GPUs, and the largest GPU has 24.0 GiB: never loaded"
+        in refused.stderr
     )
 
 

@@ -16,9 +16,9 @@ from tests.fakes.polling import wait_until
 CONFIG = """
 Common: {engine: sim, startup-time: 4}
 Models:
-  coder: {memory: 40GB}
-  writer: {memory: 30GB}
-  helper: {memory: 8GB, pin: true}
+  coder: {memory: 40GiB}
+  writer: {memory: 30GiB}
+  helper: {memory: 8GiB, pin: true}
 """
 
 ASKED_S = 240.0
@@ -36,7 +36,7 @@ def pictured_models(path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="dp-") as place:
         file = Path(place) / "models.yaml"
         file.write_text(CONFIG)
-        deployment = Deployment(Path(place), str(file), "", "--gpus", "1", "--model-memory", "60GB")
+        deployment = Deployment(Path(place), str(file), "", "--gpus", "1", "--model-memory", "60GiB")
         ended = threading.Event()
         clients = [
             threading.Thread(target=_ask, args=(deployment, number, ended)) for number in range(CLIENTS)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dynaplan.util.amounts import GIB
 from tests.browser.page import Page, headless
 from tests.e2e.deployment import Deployment, dynaplan
 from tests.fakes.polling import wait_until
@@ -21,15 +22,15 @@ from tests.pictures.terminal import drawn
 CONFIG = """
 Common: {engine: sim, startup-time: 1}
 Models:
-  coder: {memory: 60GB, preload: true}
-  writer: {memory: 40GB, preload: true}
+  coder: {memory: 60GiB, preload: true}
+  writer: {memory: 40GiB, preload: true}
 """
 
 DRIVER: dict[int, dict[str, Any]] = {
-    0: {"used_bytes": 40e9, "utilisation": 0.31, "watts": 214, "celsius": 51},
-    1: {"used_bytes": 60e9, "utilisation": 0.92, "watts": 487, "celsius": 64},
+    0: {"used_bytes": 40 * GIB, "utilisation": 0.31, "watts": 214, "celsius": 51},
+    1: {"used_bytes": 60 * GIB, "utilisation": 0.92, "watts": 487, "celsius": 64},
     2: {"used_bytes": 0, "utilisation": 0.0, "watts": 71, "celsius": 38, "xids": [79]},
-    3: {"used_bytes": 22e9, "utilisation": 0.97, "watts": 493, "celsius": 66},
+    3: {"used_bytes": 22 * GIB, "utilisation": 0.97, "watts": 493, "celsius": 66},
 }
 """What the simulated driver says of the GPUs once the models are there and one GPU is lent."""
 

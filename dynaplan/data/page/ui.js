@@ -98,6 +98,7 @@ new ResizeObserver(() => {
 
 const text = (node, value) => { if (node.textContent !== value) node.textContent = value; };
 const known = (value, unit = "") => value == null ? "–" : `${number(value)}${unit}`;
+const gib = (bytes, digits = 1) => (bytes / 2 ** 30).toFixed(digits);
 const clock = (s) => {
   const two = (value) => String(Math.floor(value)).padStart(2, "0");
   return s >= 86400 ? `${Math.floor(s / 86400)} d ${two(s / 3600 % 24)} h` : s >= 3600 ? `${Math.floor(s / 3600)}:${two(s / 60 % 60)}:${two(s % 60)}` : `${two(s / 60)}:${two(s % 60)}`;
@@ -247,7 +248,7 @@ function showModel(node, [name, row]) {
   };
   const cells = [
     name, state, workers(row) + (row.prefill ? `, prefill ${workers(row.prefill)}` : ""),
-    row.memory_bytes ? `${(row.memory_bytes / 1e9).toFixed(1)} GB` : "–", row.gpus.join(",") || "–",
+    row.memory_bytes ? `${gib(row.memory_bytes)} GiB` : "–", row.gpus.join(",") || "–",
     known(row.in_flight), known(row.waiting), known(row.load?.requests_per_s), known(row.load?.tokens_per_s), known(row.power?.watts), leaves,
   ];
   cells.forEach((value, index) => {
@@ -344,10 +345,9 @@ function showGpus(look) {
   }, (item, row) => {
     const [whose, measured] = item.firstChild.children;
     text(whose, `${row.index}  ${[...row.workers, ...(row.others ?? []), row.reserved].filter(Boolean).join(", ") || "free"}`);
-    const GB = 2 ** 30;
     const parts = [];
     if (row.utilisation != null) parts.push(`${Math.round(100 * row.utilisation)}%`);
-    if (row.used_bytes != null && row.memory_bytes) parts.push(`${Math.round(row.used_bytes / GB)} of ${Math.round(row.memory_bytes / GB)} GB`);
+    if (row.used_bytes != null && row.memory_bytes) parts.push(`${gib(row.used_bytes, 0)} of ${gib(row.memory_bytes, 0)} GiB`);
     if (row.watts != null) parts.push(`${number(row.watts)} W`);
     text(measured, parts.join(", "));
     const meter = item.lastChild;
@@ -367,21 +367,20 @@ function showMemory(devices) {
     item.firstChild.append(element("span", "whose", ""), element("span", "measured", ""));
     return item;
   }, (item, row) => {
-    const gb = (bytes) => (bytes / 1e9).toFixed(1);
     const held = [...Object.entries(row.by_model).map(([name, bytes], index) => ({ name, bytes, style: `p${index % 8}` }))];
     if (row.foreign_bytes) held.push({ name: "other programs", bytes: row.foreign_bytes, style: "foreign" });
     const free = Math.max(0, row.total_bytes - held.reduce((sum, each) => sum + each.bytes, 0));
     const [whose, measured] = item.firstChild.children;
     text(whose, row.index < 0 ? "Machine" : `GPU ${row.index}`);
-    text(measured, `${gb(free)} of ${gb(row.total_bytes)} GB free`);
+    text(measured, `${gib(free)} of ${gib(row.total_bytes)} GiB free`);
     keyed(item.children[1], held, (each) => each.name, () => element("span", "", ""), (node, each) => {
       node.className = each.style;
       node.style.width = `${100 * each.bytes / Math.max(1, row.total_bytes)}%`;
-      node.title = `${each.name} ${gb(each.bytes)} GB`;
+      node.title = `${each.name} ${gib(each.bytes)} GiB`;
     });
     keyed(item.lastChild, held, (each) => each.name, () => element("span", "", ""), (node, each) => {
       node.className = `share ${each.style}`;
-      text(node, `${each.name} ${gb(each.bytes)}`);
+      text(node, `${each.name} ${gib(each.bytes)}`);
     });
   });
 }

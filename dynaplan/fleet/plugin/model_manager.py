@@ -37,7 +37,6 @@ from dynaplan.models.deployed import DeployedModels
 from dynaplan.models.model import ModelPolicies, ModelPolicy
 from dynaplan.models.policies import model_constraints, model_policy
 from dynaplan.models.reports import reports
-from dynaplan.models.rules.memory import gb
 from dynaplan.models.shared_memory import SharedGpus
 from dynaplan.models.step import (
     FleetObservation,
@@ -48,6 +47,7 @@ from dynaplan.models.step import (
     step,
 )
 from dynaplan.models.workers import NO_MODELS, DesiredModels, Moment
+from dynaplan.util.amounts import gib
 from dynaplan.util.errors import StatefileUnwritable
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class ModelManager:
         self.state, desired = step(self.deployed, self.state, self._observe(fleet, gpus, moment))
         for model, needed_bytes in coming_host_bytes(self.state):
             if removed_bytes := self._host.make_room(model, needed_bytes):
-                log.info("%s of saved KV entries were removed for model %s", gb(removed_bytes), model)
+                log.info("%s of saved KV entries were removed for model %s", gib(removed_bytes), model)
         for instance_id, level in desired.sleep_orders(fleet):
             self._link.put_to_sleep(instance_id, level)
         for instance_id in desired.wake_orders(fleet):

@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 REPORT_AFTER_S = 10.0
 """Time after which it is reported that a worker's own GPU is not free yet, in seconds."""
 
-GIGABYTES = re.compile(r"\d+ of \d+ GB")
+AMOUNT_OF_MEMORY = re.compile(r"\d+ of \d+ GiB")
 
 
 @dataclass
 class _Pending:
     """A worker or service that waits: since when, why, and the reasons that were reported.
 
-    Reasons are without their gigabytes, which change all the time.
+    Reasons are without the memory in use, which changes all the time.
     """
 
     since_s: float
@@ -52,7 +52,7 @@ class PendingWorkers:
         self._pending = {name: self._pending.get(name) or _Pending(now_s) for name in self.reasons}
         lines = []
         for name, why in self.reasons.items():
-            wait, reason = self._pending[name], GIGABYTES.sub("", why)
+            wait, reason = self._pending[name], AMOUNT_OF_MEMORY.sub("", why)
             if NOT_READ in why:
                 continue
             if reason != wait.reason:

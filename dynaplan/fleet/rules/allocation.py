@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from dynaplan.contract.gpus import GB, Gpu, by_reason, check_gpu_request, indices
+from dynaplan.contract.gpus import Gpu, by_reason, check_gpu_request, indices
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, worker_name
 from dynaplan.graph.model import GraphSpec, ServiceSpec
+from dynaplan.util.amounts import GIB
 from dynaplan.util.errors import CapacityError
 from dynaplan.util.tables import text_table
 
@@ -100,7 +101,7 @@ def gpu_map(
             (
                 str(gpu.index),
                 gpu.name or "-",
-                f"{gpu.memory_bytes / GB:.0f} GB" if gpu.memory_bytes else "-",
+                f"{gpu.memory_bytes / GIB:.0f} GiB" if gpu.memory_bytes else "-",
                 "-".join(gpu.uuid.split("-")[: 3 if gpu.is_simulated else 2]),
                 unusable.get(gpu.index) or ", ".join(holders.get(gpu.index, ())) or "free",
             )

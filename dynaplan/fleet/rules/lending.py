@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from dynaplan.contract.gpus import Gpu, by_reason
 from dynaplan.fleet.rules.reconcile import FIRST_TO_LEAVE
 from dynaplan.graph.lifecycle import Worker, WorkerState
+from dynaplan.util.amounts import GIB
 from dynaplan.util.errors import CapacityError, ConfigError
 
 FREE, SILENT, ON_REQUEST, PLANNED, PINNED = range(5)
@@ -61,7 +62,7 @@ def choose_lent(gpus: Sequence[LendableGpu], number: int, least_bytes: int = 0) 
     too_small = {each.gpu.index: _too_small(each.gpu, least_bytes) for each in gpus}
     large_enough = sum(not words for words in too_small.values())
     if number > large_enough:
-        of_memory = f" with {_shown_gb(least_bytes):g} GB or more" if least_bytes else ""
+        of_memory = f" with {_shown_gib(least_bytes):g} GiB or more" if least_bytes else ""
         raise ConfigError(
             f"--gpus is {number}, and this box has {large_enough}{of_memory}",
             hint="`dynaplan gpus` shows them.",
@@ -80,11 +81,11 @@ def choose_lent(gpus: Sequence[LendableGpu], number: int, least_bytes: int = 0) 
 
 
 def _too_small(gpu: Gpu, least_bytes: int) -> str:
-    if (has_gb := _shown_gb(gpu.memory_bytes)) >= _shown_gb(least_bytes):
+    if (has_gib := _shown_gib(gpu.memory_bytes)) >= _shown_gib(least_bytes):
         return ""
-    return f"its {has_gb:g} GB are less than is asked for"
+    return f"its {has_gib:g} GiB are less than is asked for"
 
 
-def _shown_gb(size_bytes: int) -> float:
+def _shown_gib(size_bytes: int) -> float:
     """Return an amount as ``dynaplan models`` shows it: who asks for what is shown there gets it."""
-    return round(size_bytes / 10**9, 1)
+    return round(size_bytes / GIB, 1)

@@ -14,7 +14,7 @@ from dynaplan.config.planner import gpus_of_worker
 from dynaplan.contract.gpus import Gpu
 from dynaplan.models.model import NO_CONSTRAINTS, Constraints, Device, ModelPolicy, ModelStatus
 from dynaplan.models.policies import is_memory_known, model_constraints, model_policy
-from dynaplan.models.rules.memory import GB, load_s
+from dynaplan.models.rules.memory import load_s
 from dynaplan.simulation.many_models.box import SimulatedModel
 from dynaplan.simulation.many_models.call_chains import (
     KINDS,
@@ -71,7 +71,7 @@ def read_models(text: str) -> dict[str, SimulatedModel]:
                 hint="Expected GB, NAME=GB, or NAME=GB@SECONDS of a load, each name once: 20,e5=1@3.",
             )
         settings = ModelPolicy(
-            claim_bytes=int(float(found["gb"]) * GB), estimate_load_s=float(found["load_s"] or 0)
+            claim_bytes=int(float(found["gb"]) * 10**9), estimate_load_s=float(found["load_s"] or 0)
         )
         models[name] = SimulatedModel(settings, load_s(settings, ModelStatus(name)))
     return models

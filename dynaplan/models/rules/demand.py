@@ -24,7 +24,7 @@ from dynaplan.models.model import ModelState
 from dynaplan.models.rules import ladder
 from dynaplan.models.rules.draft import Draft
 from dynaplan.models.rules.eviction import EvictionChoice, choose, idle_s, must_leave, score
-from dynaplan.models.rules.memory import Holding, Need, free_bytes, gb, has_room, load_s
+from dynaplan.models.rules.memory import Holding, Need, free_bytes, has_room, load_s
 from dynaplan.models.rules.turns import (
     Leave,
     Tenure,
@@ -34,6 +34,7 @@ from dynaplan.models.rules.turns import (
     seconds,
     tenure_of,
 )
+from dynaplan.util.amounts import gib
 
 RETRY_AFTER_S = 30.0
 """The ``Retry-After`` where nobody knows when there will be room: other programs hold it."""
@@ -276,8 +277,8 @@ class Demands:
 
     def _too_large(self, wanted: Need) -> str:
         allowed = [each for each in self._draft.devices if wanted.may_have(each)]
-        needs = gb(wanted.bytes_each) + (f" on each of {wanted.devices} GPUs" if wanted.devices > 1 else "")
-        sizes = ", ".join(f"{ladder.device_name(each.index)} {gb(each.total_bytes)}" for each in allowed)
+        needs = gib(wanted.bytes_each) + (f" on each of {wanted.devices} GPUs" if wanted.devices > 1 else "")
+        sizes = ", ".join(f"{ladder.device_name(each.index)} {gib(each.total_bytes)}" for each in allowed)
         unusable = [
             f"{ladder.device_name(each.index)}: {each.unusable}"
             for each in self._draft.devices
@@ -288,8 +289,8 @@ class Demands:
 
     def _too_full(self, wanted: Need) -> str:
         held = ", ".join(
-            f"{gb(each.foreign_bytes)} of {gb(each.total_bytes)} of {ladder.device_name(each.index)}"
+            f"{gib(each.foreign_bytes)} of {gib(each.total_bytes)} of {ladder.device_name(each.index)}"
             for each in self._draft.devices
             if wanted.may_have(each) and each.foreign_bytes
         )
-        return f"it needs {gb(wanted.bytes_each)}; other programs hold {held or 'what is there'}"
+        return f"it needs {gib(wanted.bytes_each)}; other programs hold {held or 'what is there'}"

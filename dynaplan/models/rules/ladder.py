@@ -22,7 +22,8 @@ from __future__ import annotations
 from math import inf
 
 from dynaplan.models.model import HOST, Device, ModelPolicy, ModelState, ModelStatus, SleepLevel
-from dynaplan.models.rules.memory import Holdings, free_bytes, gb, level_of, load_s
+from dynaplan.models.rules.memory import Holdings, free_bytes, level_of, load_s
+from dynaplan.util.amounts import gib
 
 SETTLE_S = 10.0
 """How long memory may take to come back after an engine has said that it sleeps."""
@@ -93,7 +94,7 @@ def failed_sleep(settings: ModelPolicy, status: ModelStatus, now_s: float) -> st
         return ""
     return (
         f"its sleep (level {level.name}) gave too little memory back: {SETTLE_S:.0f} s later it still holds "
-        f"{gb(held)} of {device_name(index)}, where {gb(level.kept_bytes)} are usual; it is stopped instead"
+        f"{gib(held)} of {device_name(index)}, where {gib(level.kept_bytes)} are usual; it is stopped instead"
     )
 
 

@@ -37,12 +37,10 @@ from dynaplan.models.model import (
     SleepLevel,
 )
 
-GB = 10**9
-
 MORE_THAN_TOO_LITTLE = 1.25
 """How much more than a proven too little a model is taken to need."""
 
-LOAD_BYTES_PER_S = GB
+LOAD_BYTES_PER_S = 10**9
 """The speed of a load that nothing is known of: that of an NVMe disk, or a slow page cache."""
 
 MIN_LOAD_S = 1.0
@@ -198,8 +196,3 @@ def chosen_place(wanted: Need, devices: Iterable[int]) -> str:
         return ""
     gpus = ",".join(str(index) for index in devices if index != HOST)
     return f" {f'on GPU {gpus}' if gpus else 'on the CPU'} ({wanted.chosen_by})"
-
-
-def gb(amount: float) -> str:
-    """Return an amount of bytes as it is said: ``13.4 GB``, ``98 MB``."""
-    return f"{amount / GB:.1f} GB" if amount >= GB / 10 else f"{amount / 10**6:.0f} MB"

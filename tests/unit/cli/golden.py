@@ -24,7 +24,8 @@ from dynaplan.contract.gpus import Gpu, GpuActivity, GpuUse
 from dynaplan.contract.holds import Hold
 from dynaplan.contract.model_keys import ModelDemand, ModelReport, PoolReport, Refusal
 from dynaplan.models.model import NO_CONSTRAINTS, Device
-from dynaplan.models.rules.memory import GB, Need
+from dynaplan.models.rules.memory import Need
+from dynaplan.util.amounts import GIB
 from dynaplan.util.tables import text_table
 from tests.unit.cli.status_documents import (
     FIGURES,
@@ -50,11 +51,11 @@ def status(*workers: dict[str, Any], width: int = 0, without: tuple[str, ...] = 
 
 
 def memory(gpu: int, total_gb: int, foreign_gb: int, **models_gb: int) -> dict[str, Any]:
-    by_model = {name: size * GB for name, size in models_gb.items()}
+    by_model = {name: size * GIB for name, size in models_gb.items()}
     return {
         "index": gpu,
-        "total_bytes": total_gb * GB,
-        "foreign_bytes": foreign_gb * GB,
+        "total_bytes": total_gb * GIB,
+        "foreign_bytes": foreign_gb * GIB,
         "by_model": by_model,
     }
 
@@ -222,21 +223,21 @@ PAGES: Mapping[str, Callable[[], str]] = {
     ),
     "doctor-where-all-models-fit": partial(
         doctor_page,
-        Need("ant", 10 * GB),
-        Need("bee", 8 * GB),
-        devices=(Device(0, 24 * GB),),
+        Need("ant", 10 * GIB),
+        Need("bee", 8 * GIB),
+        devices=(Device(0, 24 * GIB),),
         unknown=("ant",),
     ),
     "doctor-where-not-all-models-fit": partial(
         doctor_page,
-        *(Need("ant", 20 * GB), Need("bee", 10 * GB), Need("cow", 6 * GB), Need("doe", 30 * GB)),
-        devices=(Device(0, 24 * GB),),
+        *(Need("ant", 20 * GIB), Need("bee", 10 * GIB), Need("cow", 6 * GIB), Need("doe", 30 * GIB)),
+        devices=(Device(0, 24 * GIB),),
     ),
     "doctor-where-others-hold-the-memory": partial(
-        doctor_page, Need("ant", 10 * GB), devices=(Device(0, 24 * GB, foreign_bytes=20 * GB),)
+        doctor_page, Need("ant", 10 * GIB), devices=(Device(0, 24 * GIB, foreign_bytes=20 * GIB),)
     ),
     "doctor-where-gpus-are-too-few": partial(
-        doctor_page, Need("wide", GB, devices=3), devices=(Device(0, 24 * GB), Device(1, 24 * GB))
+        doctor_page, Need("wide", GIB, devices=3), devices=(Device(0, 24 * GIB), Device(1, 24 * GIB))
     ),
 }
 """By the name of the file."""

@@ -21,8 +21,8 @@ from dynaplan.engines import requirements
 from dynaplan.engines.timing_model.learnt_timing import LearntTiming, StepLine
 from dynaplan.fleet import deployments, gpu_devices
 from dynaplan.fleet import servers as embedded
-from dynaplan.models.rules.memory import GB
 from dynaplan.planner.learnt_files import LearntOf, learnt_dir, write_file
+from dynaplan.util.amounts import GIB
 from dynaplan.util.errors import ConfigError, UserError
 
 FINDINGS = (
@@ -82,11 +82,11 @@ def test_a_check_that_fails_is_a_finding_and_hides_no_other(monkeypatch: pytest.
 def test_gpus_in_use_are_told_with_their_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_devices, "driver_version", lambda: ("570.1", ""))
     monkeypatch.setattr(gpu_devices, "available_gpus", lambda number: ((Gpu(0, "GPU-a", "H100"),), False))
-    uses = {0: GpuUse(7 * 10**9, (GpuProcess(12, "python"),))}
+    uses = {0: GpuUse(7 * 2**30, (GpuProcess(12, "python"),))}
     monkeypatch.setattr(gpu_devices, "uses_reader", lambda gpus: lambda: uses)
     found = list(doctor.gpus())
     assert levels(found) == {"GPUs": Level.OK, "GPU 0": Level.WARNING}
-    assert found[1].says == "7.0 GB in use by python (12)"
+    assert found[1].says == "7.0 GiB in use by python (12)"
 
 
 def test_devices_without_nvml_are_a_container_without_the_drivers_libraries(
@@ -165,10 +165,10 @@ def test_a_directory_that_cannot_be_written_is_a_fault(
 
 def test_models_are_read_as_serve_reads_them(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
-    file.write_text("Models: {ant: {engine: sim, memory: 50GB}, bee: {engine: sim}}")
-    found = doctor.read_model_needs(str(file), ["--Models.ant.memory=40GB"], 1, 60 * GB)
-    assert next((each.model, each.bytes_each) for each in found.needs) == ("ant", 40 * GB)
-    assert [(each.index, each.total_bytes) for each in found.devices] == [(0, 60 * GB)]
+    file.write_text("Models: {ant: {engine: sim, memory: 50GiB}, bee: {engine: sim}}")
+    found = doctor.read_model_needs(str(file), ["--Models.ant.memory=40GiB"], 1, 60 * GIB)
+    assert next((each.model, each.bytes_each) for each in found.needs) == ("ant", 40 * GIB)
+    assert [(each.index, each.total_bytes) for each in found.devices] == [(0, 60 * GIB)]
     assert found.unknown == {"bee"}
     file.write_text("Planner: {policy: sla}")
     with pytest.raises(ConfigError, match="no section Models"):
@@ -197,7 +197,7 @@ def test_the_findings_about_models_come_below_those_about_the_box(
 ) -> None:
     with_checks(monkeypatch, FINDINGS[0])
     file = tmp_path / "models.yaml"
-    file.write_text("Models: {ant: {engine: sim, memory: 50GB}}")
-    arguments = ["-f", str(file), "--gpus", "1", "--model-memory", "60GB"]
+    file.write_text("Models: {ant: {engine: sim, memory: 50GiB}}")
+    arguments = ["-f", str(file), "--gpus", "1", "--model-memory", "60GiB"]
     shown = CliRunner().invoke(command, arguments, standalone_mode=False).output.splitlines()
     assert [line.split()[1] for line in shown[:2]] == ["port", "models"]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from dynaplan.cli.gpus import read_gpus
-from dynaplan.contract.gpus import GB
 
 
 def test_a_program_that_holds_memory_is_named_by_its_user_and_command(
@@ -16,7 +15,7 @@ def test_a_program_that_holds_memory_is_named_by_its_user_and_command(
 ) -> None:
     monkeypatch.setenv("DYNAPLAN_NODE_DIR", str(tmp_path))
     (tmp_path / "gpu-2.json").write_text(
-        f'{{"used_bytes": {9 * GB}, "pids": [{os.getpid()}], "celsius": 61}}'
+        f'{{"used_bytes": {9 * 2**30}, "pids": [{os.getpid()}], "celsius": 61}}'
     )
     gpus = read_gpus([])
     (holder,) = gpus[2].holders

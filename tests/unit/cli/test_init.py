@@ -21,7 +21,7 @@ from tests.unit.engines.test_gguf import number
 from tests.unit.engines.test_local_models import ollama
 from tests.unit.engines.test_model_facts import gguf, string
 
-GB = 10**9
+GIB = 2**30
 
 
 def model(directory: Path, name: str, trained_tokens: int = 131072) -> Path:
@@ -62,8 +62,8 @@ def box(monkeypatch: pytest.MonkeyPatch, *devices: Device, weights_bytes: int = 
     monkeypatch.setattr(doctor, "read_model_needs", needs)
 
 
-ONE_CARD = (Device(0, 24 * GB),)
-TWO_CARDS = (Device(0, 24 * GB), Device(1, 24 * GB))
+ONE_CARD = (Device(0, 24 * GIB),)
+TWO_CARDS = (Device(0, 24 * GIB), Device(1, 24 * GIB))
 
 
 def init(*arguments: str) -> Result:
@@ -94,11 +94,11 @@ def test_the_file_of_a_model_that_is_here_is_one_that_serve_takes(home: Path) ->
 @pytest.mark.parametrize(
     ("devices", "weights_bytes", "requests", "tokens", "says"),
     [
-        (ONE_CARD, 5 * GB, 4, 32768, "enough for most; it was trained for 131072"),
-        (ONE_CARD, 16 * GB, 4, 16384, "what fits; it was trained for 131072"),
-        (ONE_CARD, 22 * GB, 2, 8192, "what fits"),
-        (TWO_CARDS, 30 * GB, 4, 32768, "on GPU 0 and 1"),
-        ((Device(HOST, 24 * GB),), 5 * GB, 4, 32768, "the CPU"),
+        (ONE_CARD, 5 * GIB, 4, 32768, "enough for most; it was trained for 131072"),
+        (ONE_CARD, 16 * GIB, 4, 16384, "what fits; it was trained for 131072"),
+        (ONE_CARD, 22 * GIB, 2, 8192, "what fits"),
+        (TWO_CARDS, 30 * GIB, 4, 32768, "on GPU 0 and 1"),
+        ((Device(HOST, 24 * GIB),), 5 * GIB, 4, 32768, "the CPU"),
     ],
 )
 def test_a_model_gets_the_most_that_fits_on_one_card_else_on_several_with_the_reason(
@@ -134,7 +134,7 @@ def test_one_that_does_not_fit_or_is_broken_is_a_comment_with_the_reason(
 def test_where_nothing_can_be_served_no_file_is_written_and_each_reason_is_told(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box(monkeypatch, *ONE_CARD, weights_bytes=90 * GB)
+    box(monkeypatch, *ONE_CARD, weights_bytes=90 * GIB)
     model(home, "ant.gguf")
     assert "ant.gguf: it asks for 2 GPUs, and there are 1" in refusal("ant.gguf").hint
     assert not Path("models.yaml").exists()

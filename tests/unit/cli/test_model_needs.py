@@ -12,8 +12,8 @@ from dynaplan.models.model import NO_CONSTRAINTS, Device
 from dynaplan.models.rules.memory import Need
 from dynaplan.util.errors import ConfigError
 
-GB = 10**9
-BOX = (Device(0, 24 * GB, foreign_bytes=23 * GB), Device(1, 24 * GB))
+GIB = 2**30
+BOX = (Device(0, 24 * GIB, foreign_bytes=23 * GIB), Device(1, 24 * GIB))
 
 
 def check(*needs: Need, devices: Sequence[Device] = BOX) -> list[str]:
@@ -21,22 +21,22 @@ def check(*needs: Need, devices: Sequence[Device] = BOX) -> list[str]:
 
 
 def test_what_only_other_programs_hold_is_not_said_at_the_start() -> None:
-    assert check(Need("ant", 20 * GB, allowed=frozenset({0}))) == []
+    assert check(Need("ant", 20 * GIB, allowed=frozenset({0}))) == []
 
 
 def test_a_model_that_can_never_be_loaded_is_a_warning_beside_others() -> None:
-    (said,) = check(Need("ant", 30 * GB), Need("bee", GB))
-    assert said.startswith("model ant: it needs 30.0 GB, and the largest GPU has 24.0 GB: never loaded")
+    (said,) = check(Need("ant", 30 * GIB), Need("bee", GIB))
+    assert said.startswith("model ant: it needs 30.0 GiB, and the largest GPU has 24.0 GiB: never loaded")
 
 
 def test_a_deployment_that_can_load_none_of_its_models_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model ant: it needs 30\.0 GB, .*never loaded"):
-        check(Need("ant", 30 * GB), Need("bee", 40 * GB))
+    with pytest.raises(ConfigError, match=r"model ant: it needs 30\.0 GiB, .*never loaded"):
+        check(Need("ant", 30 * GIB), Need("bee", 40 * GIB))
 
 
 def test_more_gpus_than_there_are_by_the_owners_words_name_the_words() -> None:
     with pytest.raises(ConfigError, match=r"asks for 4 GPUs \(--tensor-parallel-size 4\), and there are 2"):
-        check(Need("ant", GB, 4, chosen_by="--tensor-parallel-size 4"))
+        check(Need("ant", GIB, 4, chosen_by="--tensor-parallel-size 4"))
 
 
 def test_a_file_that_a_command_names_is_looked_for_as_the_program_will_get_it(

@@ -133,8 +133,8 @@ def test_more_gpus_than_the_box_has_are_refused() -> None:
     check_gpus(FLEET, {Role.DECODE: 3})
     with pytest.raises(CapacityError, match="needs 9 GPUs, and there are 8"):
         check_gpus(FLEET, {Role.DECODE: 4})
-    with pytest.raises(CapacityError, match="there are 8\n  GPU 2: 71 of 80 GB in use: left out\n  Ask"):
-        check_gpus(FLEET, {Role.DECODE: 4}, ["GPU 2: 71 of 80 GB in use"])
+    with pytest.raises(CapacityError, match="there are 8\n  GPU 2: 71 of 80 GiB in use: left out\n  Ask"):
+        check_gpus(FLEET, {Role.DECODE: 4}, ["GPU 2: 71 of 80 GiB in use"])
 
 
 def test_where_only_cores_compute_workers_are_counted_and_not_gpus() -> None:

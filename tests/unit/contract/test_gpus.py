@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from dynaplan.contract.gpus import (
-    GB,
     UNREADABLE,
     Gpu,
     GpuProcess,
@@ -15,9 +14,10 @@ from dynaplan.contract.gpus import (
     is_busy,
     use_in_words,
 )
+from dynaplan.util.amounts import GIB
 
-H100 = Gpu(2, "GPU-2", "H100", 80 * GB)
-SMALL = Gpu(0, "GPU-0", "small", 8 * GB)
+H100 = Gpu(2, "GPU-2", "H100", 80 * GIB)
+SMALL = Gpu(0, "GPU-0", "small", 8 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ SMALL = Gpu(0, "GPU-0", "small", 8 * GB)
 def test_a_gpu_is_busy_from_a_tenth_of_its_memory_on_or_two_gb_of_a_small_one(
     gpu: Gpu, used_gb: float, busy: bool
 ) -> None:
-    assert is_busy(gpu, GpuUse(int(used_gb * GB))) is busy
+    assert is_busy(gpu, GpuUse(int(used_gb * GIB))) is busy
 
 
 def test_a_gpu_that_does_not_tell_its_memory_is_not_busy() -> None:
@@ -48,14 +48,14 @@ def test_a_gpu_that_was_not_read_although_others_were_is_not_handed_out() -> Non
 
 def test_the_processes_are_named_as_far_as_they_are_known() -> None:
     def said(*processes: GpuProcess) -> str:
-        return use_in_words(H100, GpuUse(71 * GB, processes))
+        return use_in_words(H100, GpuUse(71 * GIB, processes))
 
-    assert said(GpuProcess(4711, "python", 1001)) == "71 of 80 GB in use by pid 4711 (python, uid 1001)"
-    assert said(GpuProcess(4711)) == "71 of 80 GB in use by pid 4711"
-    assert said() == said(GpuProcess(0)) == "71 of 80 GB in use by a process that cannot be seen from here"
+    assert said(GpuProcess(4711, "python", 1001)) == "71 of 80 GiB in use by pid 4711 (python, uid 1001)"
+    assert said(GpuProcess(4711)) == "71 of 80 GiB in use by pid 4711"
+    assert said() == said(GpuProcess(0)) == "71 of 80 GiB in use by a process that cannot be seen from here"
     assert said(*(GpuProcess(pid) for pid in range(1, 6))).endswith("by pid 1, pid 2, pid 3 and 2 more")
-    assert busy_gpus((SMALL, H100), {0: GpuUse(), 2: GpuUse(71 * GB, (GpuProcess(1, "x", 0),))}) == {
-        2: "71 of 80 GB in use by pid 1 (x, uid 0)"
+    assert busy_gpus((SMALL, H100), {0: GpuUse(), 2: GpuUse(71 * GIB, (GpuProcess(1, "x", 0),))}) == {
+        2: "71 of 80 GiB in use by pid 1 (x, uid 0)"
     }
 
 

@@ -54,11 +54,11 @@ def test_gpus_are_shown_where_a_worker_has_one_that_computes(
 
 
 def test_what_is_left_out_is_told_and_so_is_what_is_used_all_the_same() -> None:
-    gpus, claimed, busy = simulated(4), {0: "claimed", 3: "claimed"}, {1: "71 of 80 GB in use"}
+    gpus, claimed, busy = simulated(4), {0: "claimed", 3: "claimed"}, {1: "71 of 80 GiB in use"}
     assert notes(gpus, claimed, busy, uses_busy=False) == [
         "GPU 0,3: claimed: left out",
-        "GPU 1: 71 of 80 GB in use: left out",
+        "GPU 1: 71 of 80 GiB in use: left out",
     ]
     assert notes(gpus, claimed, busy, uses_busy=True)[1:] == [
-        "GPU 1: 71 of 80 GB in use: used all the same (--use-busy-gpus)"
+        "GPU 1: 71 of 80 GiB in use: used all the same (--use-busy-gpus)"
     ]

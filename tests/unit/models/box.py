@@ -18,20 +18,20 @@ from dynaplan.models.model import (
 )
 from dynaplan.models.rules.planning import plan
 
-GB = 10**9
+GIB = 2**30
 NOW_S = 1000.0
 
 
 def gpus(*total_gb: float, foreign: Sequence[float] = ()) -> tuple[Device, ...]:
     taken = [*foreign, *[0.0] * len(total_gb)]
     return tuple(
-        Device(index, int(total * GB), int(taken[index] * GB)) for index, total in enumerate(total_gb)
+        Device(index, int(total * GIB), int(taken[index] * GIB)) for index, total in enumerate(total_gb)
     )
 
 
 def model(gb: float, **changes: Any) -> ModelPolicy:
     """A model whose owner claims so many GB on each device; a load takes 10 s."""
-    return ModelPolicy(claim_bytes=int(gb * GB), **{"estimate_load_s": 10.0, **changes})
+    return ModelPolicy(claim_bytes=int(gb * GIB), **{"estimate_load_s": 10.0, **changes})
 
 
 def ready(name: str, on: int | tuple[int, ...] = 0, **changes: Any) -> ModelStatus:

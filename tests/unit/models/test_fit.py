@@ -8,13 +8,14 @@ import pytest
 
 from dynaplan.models.model import HOST, Constraints, Device
 from dynaplan.models.rules.fit import ModelFit, fit_models
-from dynaplan.models.rules.memory import GB, Need
+from dynaplan.models.rules.memory import Need
+from dynaplan.util.amounts import GIB
 
-GPU = Device(0, 24 * GB)
+GPU = Device(0, 24 * GIB)
 
 
 def needs(**gigabytes: float) -> list[Need]:
-    return [Need(name, int(size * GB)) for name, size in gigabytes.items()]
+    return [Need(name, int(size * GIB)) for name, size in gigabytes.items()]
 
 
 def test_models_that_all_fit_are_one_set() -> None:
@@ -35,16 +36,16 @@ def test_a_model_may_be_in_several_sets_and_no_set_is_a_part_of_another() -> Non
 
 
 def test_models_are_spread_over_devices_of_their_kind() -> None:
-    devices = [GPU, Device(1, 24 * GB), Device(HOST, 8 * GB)]
-    of_both = Need("wide", 10 * GB, devices=2)
-    on_host = Need("host", 8 * GB, devices=0)
+    devices = [GPU, Device(1, 24 * GIB), Device(HOST, 8 * GIB)]
+    of_both = Need("wide", 10 * GIB, devices=2)
+    on_host = Need("host", 8 * GIB, devices=0)
     found = fit_models([*needs(ant=14, bee=14), of_both, on_host], devices)
     assert found == ModelFit((("ant", "bee", "wide", "host"),), ())
-    assert fit_models([Need("wide", 10 * GB, devices=2)], [GPU]).never == ("wide",)
+    assert fit_models([Need("wide", 10 * GIB, devices=2)], [GPU]).never == ("wide",)
 
 
 def test_what_others_hold_of_a_device_is_no_room() -> None:
-    assert fit_models(needs(ant=10), [Device(0, 24 * GB, foreign_bytes=15 * GB)]).never == ("ant",)
+    assert fit_models(needs(ant=10), [Device(0, 24 * GIB, foreign_bytes=15 * GIB)]).never == ("ant",)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +61,9 @@ def test_models_that_their_owner_keeps_apart_are_in_no_set_together(constraints:
 
 
 def test_an_exclusive_model_is_alone_on_its_gpu() -> None:
-    alone = Need("alone", GB, is_exclusive=True)
+    alone = Need("alone", GIB, is_exclusive=True)
     assert fit_models([alone, *needs(ant=1)], [GPU]).together == (("alone",), ("ant",))
-    assert fit_models([alone, *needs(ant=1)], [GPU, Device(1, 24 * GB)]).together == (("alone", "ant"),)
+    assert fit_models([alone, *needs(ant=1)], [GPU, Device(1, 24 * GIB)]).together == (("alone", "ant"),)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -24,7 +24,7 @@ from dynaplan.models.model import (
     Wake,
 )
 from dynaplan.models.rules.planning import plan
-from tests.unit.models.box import GB, NOW_S, Box, gpus, in_state, model, ready, said, wanted
+from tests.unit.models.box import GIB, NOW_S, Box, gpus, in_state, model, ready, said, wanted
 
 
 def test_nothing_is_loaded_that_nobody_wants() -> None:
@@ -33,7 +33,7 @@ def test_nothing_is_loaded_that_nobody_wants() -> None:
 
 def test_a_wanted_model_is_loaded_where_there_is_room_and_least_is_left() -> None:
     (load,) = Box(gpus(24, 12, 40), a=model(10)).actions(wanted("a"))
-    assert load == Load("a", (1,), 10 * GB, "1 request waiting; there is room")
+    assert load == Load("a", (1,), 10 * GIB, "1 request waiting; there is room")
 
 
 def test_two_models_are_not_placed_on_the_same_memory_in_one_plan() -> None:
@@ -43,7 +43,7 @@ def test_two_models_are_not_placed_on_the_same_memory_in_one_plan() -> None:
 
 
 def test_a_model_that_loads_counts_with_all_that_it_will_need() -> None:
-    loading = in_state("a", ModelState.LOADING, held_bytes={0: GB}, waiting=1, oldest_arrival_s=NOW_S)
+    loading = in_state("a", ModelState.LOADING, held_bytes={0: GIB}, waiting=1, oldest_arrival_s=NOW_S)
     assert Box(gpus(16), a=model(10), b=model(10)).actions(loading, wanted("b")) == []
 
 
@@ -60,7 +60,7 @@ def test_a_worker_of_two_gpus_gets_two() -> None:
 
 
 def test_a_model_is_loaded_into_the_hosts_memory_on_a_box_without_gpus() -> None:
-    (load,) = Box((Device(HOST, 64 * GB),), a=model(10, devices=0)).actions(wanted("a"))
+    (load,) = Box((Device(HOST, 64 * GIB),), a=model(10, devices=0)).actions(wanted("a"))
     assert isinstance(load, Load)
     assert load.devices == (HOST,)
 
@@ -252,13 +252,13 @@ def test_pinned_models_in_the_way_are_a_409_that_names_them() -> None:
 def test_a_model_that_is_larger_than_every_device_is_refused_for_good() -> None:
     refused = refusal(Box(gpus(16, 24), a=model(30)), wanted("a"))
     assert (refused.status, refused.retry_after_s) == (503, 0.0)
-    assert refused.why == "it needs 30.0 GB; it may have GPU 0 16.0 GB, GPU 1 24.0 GB"
+    assert refused.why == "it needs 30.0 GiB; it may have GPU 0 16.0 GiB, GPU 1 24.0 GiB"
 
 
 def test_a_model_that_strangers_leave_no_room_for_may_come_again() -> None:
     refused = refusal(Box(gpus(24, foreign=(20,)), a=model(10)), wanted("a"))
     assert (refused.status, refused.retry_after_s) == (503, 30.0)
-    assert refused.why == "it needs 10.0 GB; other programs hold 20.0 GB of 24.0 GB of GPU 0"
+    assert refused.why == "it needs 10.0 GiB; other programs hold 20.0 GiB of 24.0 GiB of GPU 0"
 
 
 def test_nobody_leaves_for_a_model_that_does_not_fit_even_then() -> None:
@@ -324,8 +324,8 @@ def test_a_model_that_has_left_the_configuration_is_unloaded() -> None:
 
 # Idleness and sleep
 
-LIGHT = SleepLevel("1", wake_s=0.5, kept_bytes=GB, host_bytes=10 * GB)
-DEEP = SleepLevel("2", wake_s=3.0, kept_bytes=GB // 2)
+LIGHT = SleepLevel("1", wake_s=0.5, kept_bytes=GIB, host_bytes=10 * GIB)
+DEEP = SleepLevel("2", wake_s=3.0, kept_bytes=GIB // 2)
 
 
 def test_an_idle_model_is_unloaded_after_its_ttl() -> None:
@@ -366,7 +366,7 @@ def test_a_ttl_of_0_is_never_and_a_keep_alive_of_0_at_once() -> None:
 
 
 def test_an_idle_model_sleeps_at_the_level_that_gains_most_and_is_unloaded_in_the_end() -> None:
-    box = Box((*gpus(16), Device(HOST, 64 * GB)), a=model(10, ttl_s=50.0, sleep_levels=(LIGHT, DEEP)))
+    box = Box((*gpus(16), Device(HOST, 64 * GIB)), a=model(10, ttl_s=50.0, sleep_levels=(LIGHT, DEEP)))
     (action,) = box.actions(ready("a"))
     assert isinstance(action, Sleep)
     assert action.level == "1"
@@ -398,7 +398,7 @@ def test_a_sleeper_that_was_never_used_is_stopped_so_long_after_it_fell_asleep()
 
 
 def test_a_level_for_which_the_host_has_no_room_is_not_taken() -> None:
-    box = Box((*gpus(16), Device(HOST, 8 * GB)), a=model(10, ttl_s=50.0, sleep_levels=(LIGHT, DEEP)))
+    box = Box((*gpus(16), Device(HOST, 8 * GIB)), a=model(10, ttl_s=50.0, sleep_levels=(LIGHT, DEEP)))
     (action,) = box.actions(ready("a"))
     assert isinstance(action, Sleep)
     assert action.level == "2"
@@ -408,7 +408,7 @@ def test_a_level_for_which_the_host_has_no_room_is_not_taken() -> None:
 def test_a_model_that_leaves_for_another_sleeps_when_that_makes_room_enough(
     size: float, expected: str
 ) -> None:
-    box = Box((*gpus(16), Device(HOST, 64 * GB)), a=model(10, sleep_levels=(LIGHT, DEEP)), b=model(size))
+    box = Box((*gpus(16), Device(HOST, 64 * GIB)), a=model(10, sleep_levels=(LIGHT, DEEP)), b=model(size))
     (action,) = box.actions(ready("a"), wanted("b"))
     assert (action.level if isinstance(action, Sleep) else "") == expected
 
@@ -438,13 +438,13 @@ def test_a_sleep_or_a_waking_that_failed_stops_the_worker_and_says_why() -> None
 
 def test_a_sleep_whose_memory_has_not_come_back_is_failed_and_stopped() -> None:
     box = Box(gpus(16), a=model(10, sleep_levels=(DEEP,)))
-    held = in_state("a", ModelState.ASLEEP, sleep_level="2", held_bytes={0: 4 * GB})
+    held = in_state("a", ModelState.ASLEEP, sleep_level="2", held_bytes={0: 4 * GIB})
     planned = box.plan(held)
     assert planned.actions == ()
     assert planned.next_at_s == NOW_S + 9
     (action,) = box.actions(held, now_s=NOW_S + 9)
     assert isinstance(action, Unload)
-    assert "10 s later it still holds 4.0 GB of GPU 0, where 0.5 GB are usual" in action.why
+    assert "10 s later it still holds 4.0 GiB of GPU 0, where 0.5 GiB are usual" in action.why
 
 
 def test_a_model_that_failed_to_sleep_is_not_put_to_sleep_again() -> None:

@@ -26,7 +26,7 @@ def prefill(name: str = PREFILL, on: int = 0, of: str = "a", **changes: object) 
 
 def test_a_loaded_model_gets_a_prefill_worker_with_the_memory_that_one_needs() -> None:
     plan = Box(gpus(16), a=pair()).plan(ready("a"))
-    assert plan.actions == (Load(PREFILL, (0,), 5 * 10**9, "a has no prefill worker; there is room"),)
+    assert plan.actions == (Load(PREFILL, (0,), 5 * 2**30, "a has no prefill worker; there is room"),)
     assert Box(gpus(16), a=pair()).actions(ready("a"), prefill()) == []
 
 

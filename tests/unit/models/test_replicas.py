@@ -9,7 +9,7 @@ import pytest
 from dynaplan.models.model import Constraints, ModelState, ModelStatus
 from dynaplan.models.rules.draft import SHRINK_AFTER_S
 from dynaplan.models.rules.replicas import as_replica, replica_name, wanted_workers
-from tests.unit.models.box import GB, NOW_S, Box, gpus, in_state, model, ready, said, wanted
+from tests.unit.models.box import GIB, NOW_S, Box, gpus, in_state, model, ready, said, wanted
 
 MANY = {"max_workers": 3, "requests_per_worker": 4}
 SECOND = replica_name("a", 2)
@@ -144,7 +144,7 @@ def test_a_further_worker_is_asked_for_nothing_of_its_own() -> None:
 
 def test_what_a_worker_that_has_gone_still_holds_is_not_given_away() -> None:
     box = Box(gpus(20), a=model(10, **MANY))
-    gone = in_state("a (gone)", ModelState.DRAINING, replica_of="a", held_bytes={0: 10 * GB})
+    gone = in_state("a (gone)", ModelState.DRAINING, replica_of="a", held_bytes={0: 10 * GIB})
     assert box.actions(ready("a", in_flight=9), gone) == []
 
 

@@ -6,13 +6,14 @@ import asyncio
 import threading
 from collections.abc import Mapping
 
-from dynaplan.contract.gpus import GB, UNREADABLE, Gpu, GpuUse
+from dynaplan.contract.gpus import UNREADABLE, Gpu, GpuUse
 from dynaplan.fleet.plugin import gpu_availability
 from dynaplan.fleet.plugin.gpu_availability import NOT_READ, GpuMemory
 from dynaplan.graph.lifecycle import Role, Worker
+from dynaplan.util.amounts import GIB
 from tests.fakes.polling import eventually
 
-GPUS = tuple(Gpu(index, f"GPU-SIM-{index}", "simulated", 80 * GB) for index in range(2))
+GPUS = tuple(Gpu(index, f"GPU-SIM-{index}", "simulated", 80 * GIB) for index in range(2))
 
 
 class Driver:
@@ -28,7 +29,7 @@ class Driver:
 
     def read(self) -> Mapping[int, GpuUse]:
         self.is_free.wait(10)
-        return {index: GpuUse(used * GB) for index, used in self.used_gb.items()}
+        return {index: GpuUse(used * GIB) for index, used in self.used_gb.items()}
 
     def now_s(self) -> float:
         return self.now
@@ -54,7 +55,7 @@ async def test_what_others_use_is_busy_and_what_a_worker_of_ours_uses_is_not() -
     driver.used_gb = {0: 70, 1: 71}
     await driver.memory.read_once()
     assert driver.memory.busy((worker(0, pid=7),)) == {
-        1: "71 of 80 GB in use by a process that cannot be seen from here"
+        1: "71 of 80 GiB in use by a process that cannot be seen from here"
     }
 
 
@@ -67,7 +68,7 @@ async def test_a_gpu_is_free_only_when_it_was_seen_empty_after_its_worker_ended(
     driver.used_gb[0] = 70
     driver.now = 102.0
     await driver.memory.read_once()
-    assert "70 of 80 GB" in driver.memory.busy(())[0]
+    assert "70 of 80 GiB" in driver.memory.busy(())[0]
     assert driver.memory.is_being_freed(0)
     assert not driver.memory.is_being_freed(1)
     driver.used_gb[0] = 0

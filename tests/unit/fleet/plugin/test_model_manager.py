@@ -22,8 +22,8 @@ from dynaplan.models.step import PLANNER_GRACE_S
 from dynaplan.process.memory import BoxMemory
 from tests.unit.fleet.plugin.box import Box
 
-GB = 10**9
-MODELS = {name: {"engine": "sim", "memory": "50GB", "max-swap-wait": 5} for name in ("ant", "bee")}
+GIB = 2**30
+MODELS = {name: {"engine": "sim", "memory": "50GiB", "max-swap-wait": 5} for name in ("ant", "bee")}
 GRAPH = GraphSpec(
     "dynaplan.components:Frontend",
     "/srv/project",
@@ -36,13 +36,13 @@ GRAPH = GraphSpec(
 
 
 def models_box(directory: Path) -> Box:
-    """One GPU of 80 GB, and two models of 50 GB each."""
+    """One GPU of 80 GiB, and two models of 50 GiB each."""
     box = Box(directory)
     sections = {name: {"engine": "sim", "model": name} for name in MODELS}
     box.launch = replace(
         box.launch,
         graph=GRAPH,
-        gpus=(Gpu(0, "GPU-SIM-0", memory_bytes=80 * GB),),
+        gpus=(Gpu(0, "GPU-SIM-0", memory_bytes=80 * GIB),),
         config={**sections, "Models": MODELS},
     )
     box.link.counts = DesiredCounts()
@@ -77,7 +77,7 @@ async def test_a_model_is_loaded_once_for_any_number_of_callers(box: Box) -> Non
     assert [name for name in box.circus.pids if "ant" in name] == ["ns_ant"]
     assert box.states()["ns_ant"] == "ready"
     ant = box.reconciler.workers["ns_ant"]
-    assert (ant.gpus, ant.memory_bytes) == ((0,), 50 * GB)
+    assert (ant.gpus, ant.memory_bytes) == ((0,), 50 * GIB)
     assert box.link.fleet["models"]["ant"]["state"] == "ready"
     assert box.statefile.learnt["ant"].ready_unix_s > 0
 
@@ -168,12 +168,12 @@ async def test_a_load_that_failed_for_want_of_memory_is_not_tried_again_with_as_
         box.reconciler.record_exit(box.circus.end("ns_ant"), 1)
         await box.reconciler.reconcile_once()
         await box.reconciler.reconcile_once()
-        given.append(box.reconciler.workers["ns_ant"].memory_bytes / GB)
+        given.append(box.reconciler.workers["ns_ant"].memory_bytes / GIB)
     assert given == [62.5, 78.125, 80], "all of it, before it is given up"
     box.reconciler.record_exit(box.circus.end("ns_ant"), 1)
     await box.settle()
     assert box.reconciler.workers["ns_ant"].state is WorkerState.FAILED
-    assert "it needs 100.0 GB" in box.link.fleet["models"]["ant"]["refusal"]["why"]
+    assert "it needs 100.0 GiB" in box.link.fleet["models"]["ant"]["refusal"]["why"]
     box.link.model_demand = {}
     assert await box.reconciler.reconcile_once() > 0.1, "nobody waits for it: no spinning"
 
@@ -261,14 +261,14 @@ async def test_saved_kv_entries_keep_no_model_from_the_hosts_memory(
 ) -> None:
     monkeypatch.setattr(model_manager, "is_in_memory", lambda directory: True)
     box = models_box(tmp_path)
-    box.host = BoxMemory(16 * GB, 3 * GB)
+    box.host = BoxMemory(16 * GIB, 3 * GIB)
     on_host = ServiceSpec("ant", Role.DECODE, gpus=0, model="ant", shares_memory=True)
-    config = {**box.launch.config, "Models": {"ant": {**MODELS["ant"], "memory": "4GB"}}}
+    config = {**box.launch.config, "Models": {"ant": {**MODELS["ant"], "memory": "4GiB"}}}
     graph = replace(GRAPH, services=(GRAPH.services[0], on_host))
     box.launch = replace(box.launch, gpus=(), graph=graph, config=config)
     box.launch.scratch_dir.mkdir()
     for age in range(3):
-        (box.launch.scratch_dir / SavedSlot(age, "0" * 16, 100, GB, "bee").file_name).touch()
+        (box.launch.scratch_dir / SavedSlot(age, "0" * 16, 100, GIB, "bee").file_name).touch()
     box.new_reconciler()
     waiting(box, "ant")
     await box.reconciler.reconcile_once()
@@ -316,7 +316,7 @@ async def test_a_sleep_after_which_the_driver_sees_no_memory_come_back_is_stoppe
     box.memory = GpuMemory(box.launch.gpus, lambda: dict(used), box, box.wake)
     await box.memory.read_once()
     ant = await idle_sleeper(box)
-    used[0] = GpuUse(50 * GB)
+    used[0] = GpuUse(50 * GIB)
     await box.memory.read_once()
     await box.settle()
     box.link.sleep_reasons = {ant: ""}
@@ -327,7 +327,7 @@ async def test_a_sleep_after_which_the_driver_sees_no_memory_come_back_is_stoppe
     await box.settle()
     assert box.states()["ns_ant"] == "draining"
     why = box.reconciler.workers["ns_ant"].reason
-    assert "it still holds 50.0 GB of GPU 0, where 1.1 GB are usual; it is stopped instead" in why
+    assert "it still holds 50.0 GiB of GPU 0, where 1.0 GiB are usual; it is stopped instead" in why
 
 
 async def test_a_sleeper_that_dies_while_another_has_its_memory_is_not_started_again(box: Box) -> None:
@@ -377,7 +377,7 @@ def growing_box(directory: Path) -> Box:
     """Two GPUs; ant may have two workers, one for each two requests."""
     box = models_box(directory)
     models = {**MODELS, "ant": {**MODELS["ant"], "max-workers": 2, "requests-per-worker": 2}}
-    gpus = tuple(Gpu(index, f"GPU-SIM-{index}", memory_bytes=80 * GB) for index in range(2))
+    gpus = tuple(Gpu(index, f"GPU-SIM-{index}", memory_bytes=80 * GIB) for index in range(2))
     box.launch = replace(box.launch, gpus=gpus, config={**box.launch.config, "Models": models})
     box.new_reconciler()
     return box
@@ -496,9 +496,9 @@ async def test_requests_count_again_when_the_planner_is_away_for_too_long(tmp_pa
 
 
 def pair_box(directory: Path, **planner: object) -> Box:
-    """One GPU of 80 GB: ant needs 50 GB, and 25 GB for its prefill worker; bee needs 50 GB."""
+    """One GPU of 80 GiB: ant needs 50 GiB, and 25 GiB for its prefill worker; bee needs 50 GiB."""
     box = models_box(directory)
-    ant = {**MODELS["ant"], "prefill": {"memory": "25GB"}, **planner}
+    ant = {**MODELS["ant"], "prefill": {"memory": "25GiB"}, **planner}
     prefill = ServiceSpec("ant-prefill", Role.PREFILL, gpus=1, model="ant", shares_memory=True)
     sections = {"ant-prefill": {"engine": "sim", "model": "ant"}}
     graph = replace(GRAPH, services=(*GRAPH.services, prefill))
@@ -515,10 +515,10 @@ async def test_a_disaggregated_model_is_loaded_with_its_prefill_worker_and_leave
     await asked(box, "ant")
     assert (box.states()["ns_ant"], box.states()["ns_ant-prefill"]) == ("ready", "ready")
     prefill = box.reconciler.workers["ns_ant-prefill"]
-    assert (prefill.gpus, prefill.memory_bytes, prefill.role) == ((0,), 25 * GB, Role.PREFILL)
+    assert (prefill.gpus, prefill.memory_bytes, prefill.role) == ((0,), 25 * GIB, Role.PREFILL)
     report = box.link.fleet["models"]["ant"]
     assert (report["workers"], report["prefill"]["workers"]) == ({"ready": 1}, {"ready": 1})
-    assert report["prefill"]["memory_bytes"] == 25 * GB
+    assert report["prefill"]["memory_bytes"] == 25 * GIB
     assert "ant (prefill)" in box.statefile.learnt
     await asked(box, "bee")
     assert (box.states()["ns_ant"], box.states()["ns_ant-prefill"]) == ("draining", "draining")
@@ -553,13 +553,15 @@ async def test_a_prefill_worker_that_lacked_memory_is_not_tried_with_as_little_a
     for _ in range(3):
         await box.settle()
         box.now += 400
-    assert box.statefile.learnt["ant (prefill)"].failed_memory_bytes == 25 * GB
+    assert box.statefile.learnt["ant (prefill)"].failed_memory_bytes == 25 * GIB
     assert box.states() == {"ns_Frontend": "ready", "ns_ant": "ready", "ns_ant-prefill": "failed"}
 
 
 async def test_a_planner_of_a_disaggregated_model_says_how_many_of_each_it_wants(tmp_path: Path) -> None:
     box = pair_box(tmp_path, Planner={"max-gpu-budget": 4})
-    box.launch = replace(box.launch, gpus=tuple(Gpu(i, f"GPU-SIM-{i}", memory_bytes=80 * GB) for i in (0, 1)))
+    box.launch = replace(
+        box.launch, gpus=tuple(Gpu(i, f"GPU-SIM-{i}", memory_bytes=80 * GIB) for i in (0, 1))
+    )
     planner = ServiceSpec("Planner", Role.PLANNER)
     box.launch = replace(
         box.launch, graph=replace(box.launch.graph, services=(*box.launch.graph.services, planner))

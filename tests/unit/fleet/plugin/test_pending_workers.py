@@ -27,9 +27,9 @@ def test_a_reason_is_reported_again_when_the_worker_waits_again() -> None:
 
 def test_a_worker_whose_own_gpu_is_not_free_is_reported_after_a_while_by_the_reason_of_then() -> None:
     pending = PendingWorkers()
-    assert not pending.update({}, {"w": "GPU 0: 70 of 80 GB in use"}, 0.0)
+    assert not pending.update({}, {"w": "GPU 0: 70 of 80 GiB in use"}, 0.0)
     assert pending.overdue(REPORT_AFTER_S - 1) == frozenset()
-    lines = pending.update({}, {"w": "GPU 0: 9 of 80 GB in use"}, REPORT_AFTER_S)
-    assert lines == ["w waits: GPU 0: 9 of 80 GB in use"]
+    lines = pending.update({}, {"w": "GPU 0: 9 of 80 GiB in use"}, REPORT_AFTER_S)
+    assert lines == ["w waits: GPU 0: 9 of 80 GiB in use"]
     assert pending.overdue(REPORT_AFTER_S) == {"w"}
-    assert not pending.update({}, {"w": "GPU 0: 8 of 80 GB in use"}, REPORT_AFTER_S + 1)
+    assert not pending.update({}, {"w": "GPU 0: 8 of 80 GiB in use"}, REPORT_AFTER_S + 1)

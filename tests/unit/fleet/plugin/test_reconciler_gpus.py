@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from dynaplan.contract.gpus import GB, GpuProcess, GpuUse
+from dynaplan.contract.gpus import GpuProcess, GpuUse
 from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.fleet.plugin.gpu_availability import GpuMemory
+from dynaplan.util.amounts import GIB
 from dynaplan.util.errors import DeploymentError
 from tests.unit.fleet.plugin.box import Box
 
-OTHERS = GpuUse(71 * GB, (GpuProcess(4711, "python", 1001),))
-IN_USE = "71 of 80 GB in use by pid 4711 (python, uid 1001)"
+OTHERS = GpuUse(71 * GIB, (GpuProcess(4711, "python", 1001),))
+IN_USE = "71 of 80 GiB in use by pid 4711 (python, uid 1001)"
 
 
 class FillableBox(Box):
@@ -23,7 +24,7 @@ class FillableBox(Box):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        gpus = tuple(replace(gpu, memory_bytes=80 * GB) for gpu in self.launch.gpus)
+        gpus = tuple(replace(gpu, memory_bytes=80 * GIB) for gpu in self.launch.gpus)
         self.launch = replace(self.launch, gpus=gpus)
         self.uses: dict[int, GpuUse] = {}
         self.memory = GpuMemory(gpus, self.read_gpus, self, self.wake)
@@ -76,16 +77,16 @@ async def test_a_crashed_worker_starts_again_when_the_memory_of_its_last_process
 ) -> None:
     box = await FillableBox(tmp_path).started()
     (gpu,) = box.reconciler.workers["ns_VllmWorker"].gpus
-    box.uses = {gpu: GpuUse(70 * GB)}
+    box.uses = {gpu: GpuUse(70 * GIB)}
     box.reconciler.record_exit(box.circus.end("ns_VllmWorker"), -9)
     await box.settle()
     assert (box.states()["ns_VllmWorker"], box.reconciler.workers["ns_VllmWorker"].pid) == ("starting", 0)
-    assert "70 of 80 GB" in box.link.fleet["waiting"]["ns_VllmWorker"]
+    assert "70 of 80 GiB" in box.link.fleet["waiting"]["ns_VllmWorker"]
     assert box.link.fleet["gpus_total"] == 4, "its own memory is about to be free"
     assert not any("waits" in line for line in box.said)
     box.uses |= dict.fromkeys((2, 3), OTHERS)
     await box.settle(10)
-    assert any(line.startswith("ns_VllmWorker waits: GPU 0: 70 of 80 GB") for line in box.said)
+    assert any(line.startswith("ns_VllmWorker waits: GPU 0: 70 of 80 GiB") for line in box.said)
     assert await box.reconciler.reconcile_once() > 0.1, "it waits without spinning"
     box.uses = {}
     await box.settle()

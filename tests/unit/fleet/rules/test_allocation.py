@@ -107,7 +107,7 @@ def test_the_gpu_map_shows_every_worker_and_every_gpu() -> None:
         "0    -            -       GPU-SIM-0     in use by pid 1",
         "1    -            -       GPU-SIM-1     dynamo_VllmWorker",
         "2    -            -       GPU-SIM-2     dynamo_VllmWorker_1",
-        "3    NVIDIA H100  80 GB   GPU-1a2b3c4d  dynamo_PrefillWorker",
+        "3    NVIDIA H100  80 GiB  GPU-1a2b3c4d  dynamo_PrefillWorker",
     ]
     assert gpu_map(graph(decode(1)), box(2), {}, {}).splitlines()[-1].endswith("free")
     assert "NAME" not in gpu_map(graph(frontend), (), {}, {})

@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from dynaplan.contract.gpus import GB, Gpu
+from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.rules.lending import LendableGpu, choose_lent
 from dynaplan.graph.lifecycle import Worker
+from dynaplan.util.amounts import GIB
 from dynaplan.util.errors import CapacityError, ConfigError
 from tests.unit.fleet.rules.graphs import FAILED, STARTING, worker
 
 
 def gpu(index: int, *workers: Worker, size_gb: int = 80) -> LendableGpu:
-    return LendableGpu(Gpu(index, f"GPU-SIM-{index}", memory_bytes=size_gb * GB), workers)
+    return LendableGpu(Gpu(index, f"GPU-SIM-{index}", memory_bytes=size_gb * GIB), workers)
 
 
 def chosen(gpus: list[LendableGpu], number: int = 1, least_bytes: int = 0) -> list[int]:
@@ -47,8 +48,8 @@ def test_of_equal_gpus_that_of_the_highest_index_is_lent() -> None:
 def test_a_gpu_with_too_little_memory_is_left_out() -> None:
     assert chosen([gpu(0), gpu(1, size_gb=16)], least_bytes=20 * 10**9) == [0]
     taken = replace(gpu(0), taken="lent to alice")
-    assert chosen([gpu(0)], least_bytes=85_900_000_000) == [0]  # 80 GiB, shown as 85.9 GB
-    with pytest.raises(CapacityError, match=r"GPU 1: its 17\.2 GB are less than is asked for"):
+    assert chosen([gpu(0)], least_bytes=85_900_000_000) == [0]  # 80.0 GiB, as it is shown
+    with pytest.raises(CapacityError, match=r"GPU 1: its 16 GiB are less than is asked for"):
         chosen([taken, gpu(1, size_gb=16)], least_bytes=20 * 10**9)
 
 
@@ -63,5 +64,5 @@ def test_too_few_gpus_are_told_with_who_has_each() -> None:
 def test_more_than_the_box_has_is_never_waited_for() -> None:
     with pytest.raises(ConfigError, match="--gpus is 3, and this box has 2"):
         chosen([gpu(0), gpu(1)], 3)
-    with pytest.raises(ConfigError, match="--gpus is 1, and this box has 0 with 900 GB or more"):
-        chosen([gpu(0), gpu(1)], least_bytes=900 * 10**9)
+    with pytest.raises(ConfigError, match="--gpus is 1, and this box has 0 with 900 GiB or more"):
+        chosen([gpu(0), gpu(1)], least_bytes=900 * 2**30)
