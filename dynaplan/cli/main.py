@@ -36,6 +36,7 @@ COMMAND_GROUPS: Mapping[str, Table] = {
         "top": ("top", "Show it live, with keys to scale, hold and drain."),
         "ui": ("ui", "Print the address of the web page that shows it."),
         "why": ("why", "Explain the last scaling decisions."),
+        "recommend": ("recommend", "Say which engine option would keep more requests in time."),
         "logs": ("logs", "Print or follow the logs."),
         "gpus": ("gpus", "Show who has which GPU."),
     },

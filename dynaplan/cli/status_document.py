@@ -46,6 +46,7 @@ from dynaplan.contract.model_keys import (
 )
 from dynaplan.contract.store_keys import FREE_GPUS, SCALED_ROLES, DesiredCounts, by_name, fleet_key
 from dynaplan.engines.llamacpp.saved_slots import saved_by_model
+from dynaplan.engines.worker_load import WorkerLoad, kv_pressure
 from dynaplan.fleet.launch import read_launch
 from dynaplan.fleet.rules.observing import unmanaged
 from dynaplan.fleet.rules.statefile import planner_keys_of
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
     from dynaplan.contract.gpu_standing import GpuStandings
     from dynaplan.contract.gpus import Gpu
-    from dynaplan.engines.worker_load import WorkerLoad
     from dynaplan.fleet.deployments import RunningDeployment
     from dynaplan.fleet.reattach.versions import RunningServe
     from dynaplan.graph.lifecycle import Worker
@@ -559,6 +559,7 @@ def _load_columns(load: WorkerLoad | None) -> dict[str, Any]:
         "running": load.running_requests if load else None,
         "waiting": load.waiting_requests if load else None,
         "kv_usage": load.kv_usage if load else None,
+        "kv_pressure": kv_pressure(load) if load else None,
     }
     return columns | {"state": "asleep"} if load and load.is_asleep else columns
 

@@ -22,7 +22,14 @@ from dynaplan.config.service_config import SERVICE_ARGS, kebab_keys, section_opt
 from dynaplan.config.settings.fields import OFF, key_of, options_of
 from dynaplan.config.settings.models import ServedModel
 from dynaplan.config.settings.planner import PlannerSettings, worker_sizes
-from dynaplan.config.settings.worker import SIMULATED, Resources, SimOptions, engine_of
+from dynaplan.config.settings.worker import (
+    SIMULATED,
+    SLOT_OPTION,
+    STEP_OPTION,
+    Resources,
+    SimOptions,
+    engine_of,
+)
 from dynaplan.config.stock import WORKER
 from dynaplan.util.errors import ConfigError
 
@@ -31,7 +38,6 @@ log = logging.getLogger(__name__)
 
 Options = Mapping[str, Any]
 
-SLOT_OPTION, STEP_OPTION = "max-num-seqs", "max-num-batched-tokens"
 KV_OPTION, CONTEXT_OPTION = "kv-total-tokens", "max-model-len"
 BLOCKS_OPTION, BLOCK_OPTION = "num-gpu-blocks-override", "block-size"
 
@@ -48,14 +54,26 @@ def engine_sizes(options: Options) -> dict[str, int]:
     }
     block_tokens = _first(options, (BLOCK_OPTION,)) or SimOptions.block_tokens
     found[KV_OPTION] = found[KV_OPTION] or _first(options, (BLOCKS_OPTION,)) * block_tokens
-    # An engine with a default of its own has slots whether or not an option says how many.
-    found[SLOT_OPTION] = found[SLOT_OPTION] or WORKER[SLOT_OPTION].engine_defaults.get(engine, 0)
+    for key in (SLOT_OPTION, STEP_OPTION):
+        found[key] = found[key] or _default_of(engine, key)
     slots = found[SLOT_OPTION]
     if slots > (found[STEP_OPTION] or SimOptions.batched_tokens):
         found[STEP_OPTION] = slots  # each request that decodes takes one token of a step
     if found[KV_OPTION]:
         found[CONTEXT_OPTION] = min(found[CONTEXT_OPTION], found[KV_OPTION])
     return {name: size for name, size in found.items() if size}
+
+
+def _default_of(engine: str, key: str) -> int:
+    """The size that an engine has where no option says it; 0 where its own default is not known."""
+    declared = WORKER[key]
+    return int(declared.engine_defaults.get(engine, declared.default if engine == SIMULATED else 0))
+
+
+def written_name(options: Options, key: str) -> str:
+    """Return the name by which a worker's options have that one: an engine's own where it stands there."""
+    own = WORKER[key].names.get(engine_of(options), ())
+    return next((name for name in own if name in options), key)
 
 
 def _first(options: Options, names: Iterable[str]) -> int:

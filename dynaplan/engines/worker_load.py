@@ -78,9 +78,15 @@ class WorkerLoad:
 
 
 def kv_pressure(load: WorkerLoad) -> float:
-    """Return a worker's KV usage plus 0.02 for each waiting request, once it runs any; may exceed 1."""
-    is_queueing = load.running_requests > 0 and load.waiting_requests > 0
-    return load.kv_usage + (KV_USAGE_PER_WAITING_REQUEST * load.waiting_requests if is_queueing else 0.0)
+    """Return a worker's KV usage plus 0.02 for each waiting request, once it runs any; may exceed 1.
+
+    One whose request slots all run while others wait is full, however empty its KV cache is: llama.cpp has
+    few slots.
+    """
+    if not load.running_requests or not load.waiting_requests:
+        return load.kv_usage
+    is_full = 0 < load.request_slots <= load.running_requests
+    return (1.0 if is_full else load.kv_usage) + KV_USAGE_PER_WAITING_REQUEST * load.waiting_requests
 
 
 GAUGE_PREFIX = "dynamo_component_"

@@ -414,7 +414,8 @@ def restore_evidence(
 
     ``now`` has a time zone.
     """
-    schedule, since = BacktestSchedule(settings), now - timedelta(seconds=window_of(settings))
+    schedule = BacktestSchedule(settings, tries_options=True)
+    since = now - timedelta(seconds=window_of(settings))
     for document in documents:
         try:
             record = DecisionRecord.from_json(document)

@@ -253,6 +253,26 @@ class SplitRecord:
 
 
 @dataclass(frozen=True)
+class OptionTrial:
+    """An option of a component's engines with another value in a backtest, beside its present one.
+
+    ``in_time_before`` and ``in_time`` are the parts of the requests that met both targets with either.
+    ``is_certain``: the gain is more than chance makes, and worth a change.
+    """
+
+    component: str
+    option: str
+    before: int
+    after: int
+    in_time_before: float
+    in_time: float
+    is_certain: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.component}.{self.option} {self.before} -> {self.after}"
+
+
+@dataclass(frozen=True)
 class BacktestResult:
     """The latest result of a backtest: the cheapest ``workers`` that would have met the targets.
 
@@ -264,6 +284,7 @@ class BacktestResult:
     load that may come before a worker that is requested now is ready. ``corrections`` are the factors of step
     times with which it was simulated, ``stood`` the splits that stood in the window, the last one first;
     ``is_held``: more had missed there than was foretold, and so every split is said to miss more.
+    ``best_option`` is the best that was found when options of the engines were tried last.
     """
 
     workers: PoolSizes | None = None
@@ -277,6 +298,7 @@ class BacktestResult:
     corrections: Corrections = field(default_factory=Corrections)
     stood: tuple[SplitRecord, ...] = ()
     is_held: bool = False
+    best_option: OptionTrial | None = None
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> BacktestResult:
@@ -292,8 +314,15 @@ class BacktestResult:
             for each in document.get("stood", ())
         )
         corrections = Corrections(**document.get("corrections", {}))
+        option = document.get("best_option")
         known = {name: value for name, value in document.items() if name not in REMOVED_RESULT}
-        parts = {"workers": chosen, "tried": tried, "stood": stood, "corrections": corrections}
+        parts = {
+            "workers": chosen,
+            "tried": tried,
+            "stood": stood,
+            "corrections": corrections,
+            "best_option": OptionTrial(**option) if option else None,
+        }
         return cls(**{**known, **parts})
 
 

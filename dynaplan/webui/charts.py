@@ -306,7 +306,8 @@ def sample_of_status(document: Document, at_s: float, lasted_s: float) -> Deploy
     rows = [row for row in document.get("workers", ()) if row.get("role") in ("decode", "prefill")]
     gpus = [row for row in document.get("gpus", ()) if row.get("workers")]
     busy = [value for row in gpus if (value := _number(row, "utilisation")) is not None]
-    usage = [value for row in rows if row["role"] == "decode" and (value := _pressure(row)) is not None]
+    decoders = [row for row in rows if row["role"] == "decode"]
+    usage = [value for row in decoders if (value := _number(row, "kv_pressure")) is not None]
     return DeploymentSample(
         at_s,
         lasted_s,
@@ -351,14 +352,6 @@ def resample(
             for step in range(first, last + 1):
                 line[step] = value
     return lines
-
-
-def _pressure(row: Document) -> float | None:
-    """Return a worker's KV usage as the planner counts it: see ``engines.worker_load.kv_pressure``."""
-    usage, running, waiting = (_number(row, name) for name in ("kv_usage", "running", "waiting"))
-    if usage is None or not running or not waiting:
-        return usage
-    return usage + KV_USAGE_PER_WAITING_REQUEST * waiting
 
 
 def _ready(rows: Iterable[Document], role: str) -> float:

@@ -3,7 +3,8 @@
 In the time of the model; tensor parallelism makes the true step faster by less than its GPUs, and the prior
 by all of them. Prompts are computed in chunks beside answers (aggregated), or by an engine of their own. Each
 row has the errors of all priors on 1, 2 and 4 GPUs: of a decode step, in the mean over batches up to the
-largest that was seen, or of a prompt of 800 tokens.
+largest that was seen, or of a prompt of 800 tokens. And for how long a wrong step, which an earlier run has
+left as right, is planned with.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def rows(repeats: int) -> Iterator[Row]:
     yield Row(
         "a reading of a worker's load, learnt: CPU", "ms", [_reading_ms() for _ in range(repeats)], 10.0
     )
+    believed = [_seconds_believed(factor) for factor in PRIORS]
+    yield Row("a wrong step that was kept as right: busy seconds until refused or mended", "s", believed, 3.0)
     for (shape, timing), is_aggregated, rate in product(SHAPES.items(), (True, False), (1.0, 10.0)):
         pools = "aggregated" if is_aggregated else "prefill and decode"
         runs = [
@@ -71,6 +74,19 @@ def _reading_ms() -> float:
     for number in range(READINGS):
         learner.learn(StepCounts(1000.0 + number, 100, 400 + number % 7, 1e5, 50 * (number % 3), number % 3))
     return 1000 * (process_time() - begun_s) / READINGS
+
+
+def _seconds_believed(factor: float) -> float:
+    """Seconds of a batch of 8, which others on the machine stretch by a quarter in turns."""
+    wrong, draw = StepLine(*(factor * value for value in GUESS.coefficients)), random.Random(5)
+    learner, believed, true_ms = StepLearner(wrong), 0, GUESS.decode_ms(8, 8000)
+    learner.begin_with(LearntTiming(wrong, wrong, error=0.04, equations=READINGS, largest_batch=8))
+    for _ in range(READINGS):
+        steps = round(1000 / (true_ms * draw.uniform(0.75, 1.25)))
+        learner.learn(StepCounts(1000.0, steps, 8 * steps, 8000 * steps, 0, 0))
+        known = learner.known
+        believed += known.is_usable and abs(known.decode_ms(8, 8000) / true_ms - 1) > AIM / 100
+    return float(believed)
 
 
 def _errors(

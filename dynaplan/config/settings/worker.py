@@ -126,6 +126,10 @@ class ModelSettings(Settings):
     )
 
 
+STEP_OPTION, SLOT_OPTION = "max-num-batched-tokens", "max-num-seqs"
+"""The tokens and the requests of an engine's step."""
+
+
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class EngineOptions(ModelSettings):
     """Options of every engine, by vLLM's names. The defaults are the simulated engine's."""
@@ -133,7 +137,7 @@ class EngineOptions(ModelSettings):
     batched_tokens: int = option(
         8192,
         "Most tokens of one step",
-        name="max-num-batched-tokens",
+        name=STEP_OPTION,
         minimum=1,
         names={
             "sglang": ("chunked-prefill-size",),
@@ -145,7 +149,7 @@ class EngineOptions(ModelSettings):
     request_slots: int = option(
         256,
         "Most requests of one step",
-        name="max-num-seqs",
+        name=SLOT_OPTION,
         minimum=1,
         names={
             "sglang": ("max-running-requests",),

@@ -14,16 +14,21 @@ of KV, m the computing of one token of a prompt, F what beginning a prompt costs
 and all but the coefficients are counted. Latencies are not used: a TTFT does not say what shared its steps.
 
 **Regression.** Weighted least squares with a Gaussian prior (ridge regression; Bishop, Pattern Recognition
-and Machine Learning, 2006, section 3.3): an equation has the weight 1 / (``NOISE`` of its time)^2, a
-coefficient the prior's value with a deviation of ``SPREAD`` times it. Sums of squares fade with a half-life
-of ``HALF_LIFE`` equations, the prior does not: what is no longer seen returns to it. No coefficient is
-below 0: the most negative is held at 0 and the rest solved again (as the active sets of Lawson and Hanson,
-1974). An equation whose time exceeds the expected one by far counts less (Huber, 1964): the engine was idle
-for a part of the span, or shared its GPU.
+and Machine Learning, 2006, section 3.3): a coefficient has the prior's value with a deviation of ``SPREAD``
+times it, an equation the weight 1 / (``NOISE``^2 x foretold ms x measured ms). The clock ends a span, so what
+scatters is how many steps it holds: weighed so, the foretold times sum to the measured ones. Sums of squares
+fade with a half-life of ``HALF_LIFE`` equations, the prior does not: what is no longer seen returns to it. No
+coefficient is below 0: the most negative is held at 0 and the rest solved again (as the active sets of Lawson
+and Hanson, 1974). An equation whose time exceeds the expected one by far counts less (Huber, 1964): the
+engine was idle for a part of the span.
 
-**Error.** Every equation is foretold before it is learnt; the error is the fading mean of |foretold -
-measured| / measured, so it is that of a second that nobody had seen. ``prior_error`` is that of the prior, or
-of the profile that it comes from: a profile is believed while it foretells better.
+**Error.** Every equation is foretold before it is learnt. What sizing needs is the mean: seconds may be a
+quarter off, because other programs took the processor, and the hour right. So seconds of a kind are judged
+together: the error is sum |foretold ms - measured ms| / sum measured ms, each difference that of all seconds
+of a kind, which fade with a half-life of ``ERROR_HALF_LIFE`` equations. In it noise cancels, and a bias
+stays. A kind is a half octave of batches, of seconds that mostly decode or mostly compute prompts: a model
+that thinks small batches too slow and large ones too fast is wrong about both. ``prior_error`` is that of the
+prior, or of the profile that it comes from: a profile is believed while it foretells better.
 
 **Where the line is wrong, and what is done.**
 
@@ -47,7 +52,7 @@ of the profile that it comes from: a profile is believed while it foretells bett
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -67,11 +72,14 @@ MEASURED_SPREAD = 0.5
 HALF_LIFE = 300.0
 """Equations after which one counts half: five minutes of a worker that is always busy."""
 
-HUBER = 3.0
+HUBER = 6.0
 """Usual errors beyond which an equation's pull on the coefficients grows no more."""
 
 ERROR_HALF_LIFE = 30.0
 """Equations after which an error counts half."""
+
+REMEMBERED_EQUATIONS = 5
+"""As which the error of an earlier run counts: some seconds that contradict it are enough to refuse it."""
 
 MIN_EQUATIONS = 20
 """Equations before which an error says nothing."""
@@ -95,6 +103,8 @@ MOST_SEQUENCES = 1024
 """At most so many are reckoned with where the engine does not tell its request slots."""
 
 MIN_SHARE = 1e-9
+
+SECOND_MS = 1000.0
 
 Vector = tuple[float, float, float, float, float]
 
@@ -279,10 +289,27 @@ def interpolated(curve: Sequence[tuple[float, float]], batch: float) -> float:
 
 
 @dataclass
+class _Judged:
+    """Milliseconds of the seconds of one kind, fading: measured, foretold, and foretold by the prior."""
+
+    measured_ms: float = 0.0
+    foretold_ms: float = 0.0
+    prior_ms: float = 0.0
+
+
+@dataclass
 class _CurvePoint:
-    weight: float = 0.0
+    """Sums over the spans of one half octave of batches, fading: spans, batches, ms of decoding."""
+
+    spans: float = 0.0
     batches: float = 0.0
-    ratios: float = 0.0
+    measured_ms: float = 0.0
+    foretold_ms: float = 0.0
+
+    @property
+    def point(self) -> tuple[float, float]:
+        drawn_ms = CURVE_PRIOR * SECOND_MS
+        return self.batches / self.spans, (drawn_ms + self.measured_ms) / (drawn_ms + self.foretold_ms)
 
 
 @dataclass
@@ -295,9 +322,7 @@ class StepLearner:
     _squares: list[list[float]] = field(default_factory=lambda: [[0.0] * 5 for _ in range(5)])
     _products: list[float] = field(default_factory=lambda: [0.0] * 5)
     _points: dict[int, _CurvePoint] = field(default_factory=dict)
-    _misses: float = 0.0
-    _prior_misses: float = 0.0
-    _seen: float = 0.0
+    _judged: dict[tuple[int, bool], _Judged] = field(default_factory=dict)
     _known: LearntTiming | None = None
 
     @property
@@ -305,15 +330,15 @@ class StepLearner:
         return self._known or LearntTiming(self.prior, self.prior)
 
     def begin_with(self, before: LearntTiming) -> None:
-        """Go on from an earlier run's result: it counts as ``MIN_EQUATIONS`` equations, and as the prior."""
+        """Go on from an earlier run's result: it is the prior, its error that of ``REMEMBERED_EQUATIONS``."""
         self.prior = StepLine(*(max(value, MIN_SHARE) for value in before.line.coefficients))
         self.spread = MEASURED_SPREAD
         self._known = LearntTiming(
             **{name: getattr(before, name) for name in LearntTiming.__slots__ if name != "prior"},
             prior=before.prior,
         )
-        self._seen, self._misses = float(MIN_EQUATIONS), MIN_EQUATIONS * before.error
-        self._prior_misses = MIN_EQUATIONS * before.prior_error
+        ms = SECOND_MS * REMEMBERED_EQUATIONS
+        self._judged = {(-1, False): _Judged(ms, ms * (1 + before.error), ms * (1 + before.prior_error))}
 
     def learn(self, counts: StepCounts) -> None:
         """Predict an equation, note the error, and learn it; one without time or steps is ignored."""
@@ -328,8 +353,8 @@ class StepLearner:
         self._known = LearntTiming(
             line,
             known.prior,
-            self._misses / self._seen,
-            self._prior_misses / self._seen,
+            self._error(lambda kind: kind.foretold_ms),
+            self._error(lambda kind: kind.prior_ms),
             known.equations + 1,
             known.steps + round(counts.steps),
             max(known.largest_batch, counts.batch),
@@ -340,10 +365,20 @@ class StepLearner:
 
     def _note_error(self, counts: StepCounts, foretold_ms: float) -> None:
         fade = 0.5 ** (1 / ERROR_HALF_LIFE)
-        prior_ms = self._prior_ms(counts)
-        self._seen = self._seen * fade + 1.0
-        self._misses = self._misses * fade + min(1.0, abs(foretold_ms / counts.busy_ms - 1.0))
-        self._prior_misses = self._prior_misses * fade + min(1.0, abs(prior_ms / counts.busy_ms - 1.0))
+        for kind in self._judged.values():
+            kind.measured_ms *= fade
+            kind.foretold_ms *= fade
+            kind.prior_ms *= fade
+        is_mostly_prompts = _prompts_ms(self.known.line, counts) > foretold_ms / 2
+        kind = self._judged.setdefault((_half_octave(counts.batch), is_mostly_prompts), _Judged())
+        kind.measured_ms += counts.busy_ms
+        kind.foretold_ms += min(foretold_ms, 2 * counts.busy_ms)
+        kind.prior_ms += min(self._prior_ms(counts), 2 * counts.busy_ms)
+
+    def _error(self, foretold_ms: Callable[[_Judged], float]) -> float:
+        kinds = self._judged.values()
+        missed_ms = sum(abs(foretold_ms(kind) - kind.measured_ms) for kind in kinds)
+        return missed_ms / sum(kind.measured_ms for kind in kinds)
 
     def _prior_ms(self, counts: StepCounts) -> float:
         if self.profile is None:
@@ -363,9 +398,10 @@ class StepLearner:
 
     def _add(self, counts: StepCounts, foretold_ms: float) -> None:
         fade = 0.5 ** (1 / HALF_LIFE)
-        features, usual_ms = counts.features, NOISE * counts.busy_ms
-        excess = (counts.busy_ms - foretold_ms) / usual_ms
-        weight = (min(1.0, HUBER / excess) if excess > HUBER else 1.0) / usual_ms**2
+        variance = NOISE**2 * foretold_ms * counts.busy_ms
+        excess = (counts.busy_ms - foretold_ms) / math.sqrt(variance)
+        weight = (min(1.0, HUBER / excess) if excess > HUBER else 1.0) / variance
+        features = counts.features
         for row, left in enumerate(features):
             self._products[row] = fade * self._products[row] + weight * left * counts.busy_ms
             squares = self._squares[row]
@@ -392,33 +428,34 @@ class StepLearner:
 
     def _note_curve(self, line: StepLine, counts: StepCounts) -> None:
         """Note measured over foretold time of decoding, where the span did little else."""
-        prompts_ms = line.prompt_token_ms * counts.prompt_tokens + line.prompt_ms * counts.prompts
+        prompts_ms = _prompts_ms(line, counts)
         decode_ms = sum(map(_product, line.coefficients[:3], counts.features[:3]))
         if counts.batch < 0.5 or prompts_ms > decode_ms or decode_ms <= 0:
             return
-        ratio = min(2.0, max(0.5, (counts.busy_ms - prompts_ms) / decode_ms))
+        measured_ms = min(2.0 * decode_ms, max(0.5 * decode_ms, counts.busy_ms - prompts_ms))
         fade = 0.5 ** (1 / HALF_LIFE)
-        point = self._points.setdefault(round(2 * math.log2(max(1.0, counts.batch))), _CurvePoint())
-        point.weight = point.weight * fade + 1.0
+        point = self._points.setdefault(_half_octave(counts.batch), _CurvePoint())
+        point.spans = point.spans * fade + 1.0
         point.batches = point.batches * fade + counts.batch
-        point.ratios = point.ratios * fade + ratio
+        point.measured_ms = point.measured_ms * fade + measured_ms
+        point.foretold_ms = point.foretold_ms * fade + decode_ms
 
     def _curve(self) -> tuple[tuple[float, float], ...]:
-        return tuple(
-            (point.batches / point.weight, (CURVE_PRIOR + point.ratios) / (CURVE_PRIOR + point.weight))
-            for _, point in sorted(self._points.items())
-        )
+        return tuple(each.point for _, each in sorted(self._points.items()))
 
 
 def foretell_ms(learnt: LearntTiming, counts: StepCounts) -> float:
     """Return the ms that a span with these counts is expected to take."""
     kv_tokens = counts.kv_token_steps / counts.steps if counts.steps else 0.0
-    decode_ms = counts.steps * learnt.decode_ms(counts.batch, kv_tokens)
-    return (
-        decode_ms
-        + learnt.line.prompt_token_ms * counts.prompt_tokens
-        + learnt.line.prompt_ms * counts.prompts
-    )
+    return counts.steps * learnt.decode_ms(counts.batch, kv_tokens) + _prompts_ms(learnt.line, counts)
+
+
+def _prompts_ms(line: StepLine, counts: StepCounts) -> float:
+    return line.prompt_token_ms * counts.prompt_tokens + line.prompt_ms * counts.prompts
+
+
+def _half_octave(batch: float) -> int:
+    return round(2 * math.log2(max(1.0, batch)))
 
 
 def solve_linear(rows: Sequence[list[float]]) -> list[float]:

@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from dynaplan.config.planner import STEP_OPTION
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.config.settings.planner import AUTO, PlannerSettings
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
+from dynaplan.planner.backtesting.engine_options import options_to_try
 
-SLOT_OPTION = "max-num-seqs"
 MARK = " --"
 """What comes before the setting in a name: ``sla --VllmWorker.max-num-seqs=128``."""
-
-FACTORS = (0.5, 2.0)
 
 COMPONENTS: Mapping[Role, str] = {Role.DECODE: DECODE_COMPONENT, Role.PREFILL: PREFILL_COMPONENT}
 
@@ -41,14 +38,10 @@ def settings_beside(options: SimulateOptions) -> Iterator[TriedSetting]:
 
     The planner's options have to be those of the deployment's own policy: only one with step times can tune.
     """
-    prefill = Role.PREFILL if options.is_disaggregated else Role.DECODE
-    for role, option, field in (
-        (prefill, STEP_OPTION, "batched_tokens"),
-        (Role.DECODE, SLOT_OPTION, "request_slots"),
-    ):
-        before = getattr(SimOptions.from_options(options.engine_of(role)), field)
-        for factor in FACTORS:
-            yield _with_engine(options, role, option, max(1, int(before * factor)))
+    for option in options_to_try(is_disaggregated=options.is_disaggregated):
+        sizes = SimOptions.from_options(options.engine_of(option.role))
+        for value in option.values_beside(sizes):
+            yield _with_engine(options, option.role, option.name, value)
     yield from (_with_planner(options, name) for name in _untuned(options))
 
 

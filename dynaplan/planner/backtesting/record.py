@@ -242,8 +242,8 @@ def compare(window: DrawnWindow, replayed: Sequence[Traffic]) -> ServedRecord:
     streamed = _streamed_part(pairs)
     records = [_record(interval, traffic, streamed) for interval, traffic in pairs]
     came = [each.requests for each in records]
-    ttft = _shift(came, [each.late for each in records], [each.foretold_late for each in records])
-    itl = _shift(came, [each.long for each in records], [each.foretold_long for each in records])
+    ttft = odds_shift(came, [each.late for each in records], [each.foretold_late for each in records])
+    itl = odds_shift(came, [each.long for each in records], [each.foretold_long for each in records])
     splits = {each.workers: None for each in reversed(records)}
     by_split = (_sum([each for each in records if each.workers == workers]) for workers in splits)
     is_one = bool(records) and len({each.serving for each in intervals}) == 1
@@ -290,7 +290,7 @@ def _sum(records: Sequence[SplitRecord]) -> SplitRecord:
     return total
 
 
-def _shift(came: Sequence[float], measured: Sequence[float], foretold: Sequence[float]) -> float:
+def odds_shift(came: Sequence[float], measured: Sequence[float], foretold: Sequence[float]) -> float:
     """Return by how much the odds of a miss exceed the foretold ones (logarithm); 0 where chance explains it.
 
     Given are the requests and both numbers of misses of each interval.

@@ -15,6 +15,7 @@
   one that sees nothing before the end, or the load comes back.
 - After workers failed within the window, an answer only adds, though all serve again: the workers that a
   backtest simulates never fail.
+- Once in a window the engines' options are tried as well; what was found holds until they are again.
 - What was missed too much lately (the error budget) is made up for: the next answer may miss as much less,
   down to half of what is promised.
 """
@@ -73,13 +74,18 @@ class Question:
     corrections: Corrections
     may_miss: float
     learnt: LearntTimings = field(default_factory=LearntTimings)
+    tries_options: bool = False
 
 
 class BacktestSchedule:
-    """The evidence of one planner, and the answer of its last backtest, which holds until the next one."""
+    """The evidence of one planner, and the answer of its last backtest, which holds until the next one.
 
-    def __init__(self, settings: PlannerSettings) -> None:
+    ``tries_options``: now and then a backtest tries options of the engines, too.
+    """
+
+    def __init__(self, settings: PlannerSettings, *, tries_options: bool = False) -> None:
         self._settings = settings
+        self._options_due_s = -math.inf if tries_options else math.inf
         self._window_s = window_of(settings)
         self._every_s = self._window_s / BACKTESTS_PER_WINDOW
         self._evidence = Evidence(self._window_s)
@@ -124,10 +130,15 @@ class BacktestSchedule:
             state.corrections,
             self._may_miss(state),
             observation.learnt,
+            tries_options=observation.at_s >= self._options_due_s,
         )
 
     def note(self, question: Question, answer: BacktestResult, at_s: float, took_s: float) -> None:
         """Note an answer, which took that many seconds of CPU time."""
+        if question.tries_options:
+            self._options_due_s = at_s + self._window_s
+        else:
+            answer = replace(answer, best_option=self._answer.best_option)
         self._answer, self._is_new = answer, True
         if all(each is not question.intervals[0] for each in self._before_end):
             self._before_end = ()

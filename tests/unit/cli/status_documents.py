@@ -33,6 +33,7 @@ def worker_document(name: str = "dynamo_VllmWorker", **more: Any) -> dict[str, A
         "running": 1,
         "waiting": 0,
         "kv_usage": 0.25,
+        "kv_pressure": 0.25,
         "uptime_s": 61.0,
         "restarts": 2,
         "waits": "",

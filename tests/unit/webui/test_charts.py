@@ -84,7 +84,7 @@ def test_a_legend_names_the_lines_and_the_limit() -> None:
 
 
 def test_the_kv_usage_counts_waiting_requests_and_shows_the_planners_threshold() -> None:
-    look = document(worker_document(kv_usage=0.98, running=3, waiting=4), load=None)
+    look = document(worker_document(kv_pressure=1.06, running=3, waiting=4), load=None)
     sample = sample_of_status(look, NOW_S - 5, 10.0)
     assert sample.kv_usage == pytest.approx(1.06)
     limits = ChartLimits({}, 0, has_prefill=False, kv_scale_up=0.9)

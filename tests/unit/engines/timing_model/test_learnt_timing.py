@@ -78,6 +78,42 @@ def test_the_error_is_that_of_seconds_that_were_not_seen() -> None:
     assert learner.known.error > 0.1
 
 
+@pytest.mark.parametrize("slowed", [(1.0, 1.0, 1.0, 2.5), (0.7, 1.0, 1.3), (0.8, 1.2)])
+def test_seconds_that_scatter_are_learnt_in_the_mean_and_do_not_make_it_wrong(slowed: tuple[float]) -> None:
+    draw, learner = random.Random(11), learnt(0)
+    for _ in range(300):
+        steps = round(160 / draw.choice(slowed))
+        learner.learn(StepCounts(1000.0, steps, 4 * steps, 4000 * steps, 0, 0))
+    mean_ms = 1000 / (160 * sum(1 / each for each in slowed) / len(slowed))
+    assert learner.known.is_usable
+    assert learner.known.decode_ms(4, 4000) == pytest.approx(mean_ms, rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [0.2, 0.5, 2.0, 3.0])
+def test_a_wrong_step_that_was_thought_right_is_refused_until_it_is_learnt(factor: float) -> None:
+    wrong = StepLine(*(factor * value for value in TRUTH.coefficients))
+    learner, refused = StepLearner(wrong), 0
+    learner.begin_with(LearntTiming(wrong, wrong, error=0.04, equations=1000, largest_batch=24))
+    assert learner.known.is_usable
+    for each in seconds(60, TRUTH.decode_ms):
+        learner.learn(each)
+        is_wrong = abs(learner.known.decode_ms(8, 8000) / TRUTH.decode_ms(8, 8000) - 1) > 0.15
+        assert not (is_wrong and learner.known.is_usable)
+        refused += not learner.known.is_usable
+    assert refused < 30
+
+
+def test_too_slow_for_small_batches_and_too_fast_for_large_ones_is_wrong_about_both() -> None:
+    """Here the mean over all seconds is right throughout."""
+    wrong = StepLine(10.0, 0.0, 0.0, 0.0, 0.0)
+    learner = StepLearner(wrong)
+    learner.begin_with(LearntTiming(wrong, wrong, error=0.04, equations=1000, largest_batch=16))
+    for _ in range(15):
+        learner.learn(StepCounts(700.0, 100, 100, 0, 0, 0))
+        learner.learn(StepCounts(1300.0, 100, 1600, 0, 0, 0))
+    assert not learner.known.is_usable
+
+
 def test_an_engine_that_became_slower_is_learnt_anew() -> None:
     learner = learnt(200)
     for each in seconds(600, lambda batch, kv_tokens: 2 * TRUTH.decode_ms(batch, kv_tokens)):

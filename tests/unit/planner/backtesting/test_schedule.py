@@ -14,6 +14,7 @@ from dynaplan.planner.model import (
     BacktestResult,
     ErrorBudget,
     Observation,
+    OptionTrial,
     PlannerState,
     WorkerLimits,
 )
@@ -256,3 +257,27 @@ def test_misses_of_other_targets_than_now_are_none_of_the_evidence() -> None:
     question = asked(schedule, seen(60))
     assert question
     assert [each.late for each in question.intervals] == [90.0] * 30 + [None] * 30
+
+
+FOUND = OptionTrial("VllmWorker", "max-num-seqs", 8, 16, 0.6, 0.9, is_certain=True)
+
+
+def test_options_are_tried_once_in_a_window_and_what_was_found_holds_meanwhile() -> None:
+    schedule, tried, found = BacktestSchedule(SETTINGS, tries_options=True), [], []
+    for number in range(480):
+        observation = seen(number)
+        schedule.add(observation)
+        if question := asked(schedule, observation):
+            tried.append(question.tries_options)
+            answer = BacktestResult(PoolSizes(1, 1), best_option=FOUND if question.tries_options else None)
+            schedule.note(question, answer, observation.at_s, 0.0)
+            found.append(schedule.answer(observation).best_option)
+    window = round(SETTINGS.slo_window_s / EVERY_S)
+    assert [number for number, each in enumerate(tried) if each] == [0, window]
+    assert found == [FOUND] * len(found)
+
+
+def test_a_simulated_planner_tries_no_options() -> None:
+    question = asked(*schedule_after(60))
+    assert question
+    assert not question.tries_options

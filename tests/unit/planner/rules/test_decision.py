@@ -251,6 +251,12 @@ def test_waiting_requests_add_to_the_kv_usage_of_a_worker_that_runs_some():
     assert kv_pressure(WorkerLoad(running_requests=0, waiting_requests=10, kv_usage=0.9)) == 0.9
 
 
+@pytest.mark.parametrize(("running", "waiting", "pressure"), [(4, 2, 1.04), (4, 0, 0.1), (3, 2, 0.14)])
+def test_a_worker_whose_slots_all_run_while_others_wait_is_full(running, waiting, pressure):
+    load = WorkerLoad(running, request_slots=4, waiting_requests=waiting, kv_usage=0.1)
+    assert kv_pressure(load) == pytest.approx(pressure)
+
+
 def test_an_observation_reads_back_as_it_was_written():
     observation = replace(interval(2, 1, 0.3, (1.5, 2)), failure="somebody else scaled")
     assert Observation.from_json(observation.to_json()) == observation
