@@ -174,9 +174,9 @@ class Windows:
             self._windows = [one.merge(other) if other else one for one, other in pairs]
             self.width_s *= 2
         index = int(at_s / self.width_s)
-        for window in self._windows:
-            window.ttft_ms.compact()
-            window.itl_ms.compact()
+        if self._windows:  # the last one is over
+            self._windows[-1].ttft_ms.compact()
+            self._windows[-1].itl_ms.compact()
         self._windows += [Window() for _ in range(len(self._windows), index + 1)]
         return index
 

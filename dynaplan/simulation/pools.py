@@ -94,28 +94,28 @@ class SimulatedEngine:
             self.now_s = at_s
 
     def advance(self, until_s: float) -> None:
-        """Do every step that begins before that moment."""
-        while self.now_s < until_s and self.step(until_s - self.now_s):
-            pass
-
-    def step(self, horizon_s: float = 0.0) -> bool:
-        """Do one step, or several that only decode, as ``EngineModel.step``; False when nothing can go on."""
+        """Do every step that begins before that moment, and say whose first and last tokens they emitted."""
         model = self.model
-        duration_s = model.step(horizon_s)
-        if duration_s is None:
-            return False
-        begun_s = self.now_s
-        self.now_s = end_s = begun_s + duration_s
-        if model.started or self._changes:
-            # Of several steps in one all but the last are over when somebody asks.
-            first_end_s = begun_s + duration_s / model.steps
+        while (begun_s := self.now_s) < until_s:
+            duration_s = self.step(until_s - begun_s)
+            if duration_s is None:
+                return
+            if model.started:
+                first_end_s = begun_s + duration_s / model.steps
+                for request in model.started:
+                    self._on_first_token(request.request_id, first_end_s)
+            for request in model.finished:
+                self._on_end(request.request_id, self.now_s)
+
+    def step(self, horizon_s: float = 0.0) -> float | None:
+        """Do a step as ``EngineModel.step``, and let its time pass."""
+        duration_s = self.model.step(horizon_s)
+        if duration_s is not None:
             if self._changes:
-                self._changes.end_step(first_end_s)
-            for request in model.started:
-                self._on_first_token(request.request_id, first_end_s)
-        for request in model.finished:
-            self._on_end(request.request_id, end_s)
-        return True
+                # Of several steps in one all but the last are over when somebody asks.
+                self._changes.end_step(self.now_s + duration_s / self.model.steps)
+            self.now_s += duration_s
+        return duration_s
 
     def publish_changes(self, index: KvIndex, worker: int, now_s: float) -> None:
         """Tell the index, under the worker's number, of the cache's changes that are heard by now."""
@@ -171,6 +171,7 @@ class Pools:
         self._by_name: dict[str, SimulatedWorker] = {}
         self.prefillers: tuple[SimulatedWorker, ...] = ()
         self.decoders: tuple[SimulatedWorker, ...] = ()
+        self._leaving: tuple[SimulatedWorker, ...] = ()
         self._numbers = 0
         self.on_change: Callable[[float], None] = _do_nothing
         self.held_gpus = 0.0
@@ -192,7 +193,7 @@ class Pools:
 
     def end_drained(self, at_s: float) -> None:
         """Remove workers that leave and have nothing left to do, which frees their GPUs."""
-        gone = [worker for worker in self.all() if _is_drained(worker)]
+        gone = [worker for worker in self._leaving if not worker.book.in_flight]
         for drained in gone:
             drained.record = replace(drained.record.after(WorkerEvent.SESSION_GONE, at_s), gpus=())
         if gone:
@@ -248,12 +249,13 @@ class Pools:
             if worker.record.state in HOLDS_GPUS
         )
         self._changed(at_s)
-        if any(map(_is_drained, self.all())):
-            self.end_drained(at_s)
+        self.end_drained(at_s)
 
     def _changed(self, at_s: float) -> None:
         self.prefillers = tuple(worker for worker in self.all(Role.PREFILL) if worker.is_ready)
         self.decoders = tuple(worker for worker in self.all(Role.DECODE) if worker.is_ready)
+        draining = WorkerState.DRAINING
+        self._leaving = tuple(worker for worker in self.all() if worker.record.state is draining)
         self.on_change(at_s)
 
     def _start(self, worker: Worker) -> None:
@@ -265,7 +267,3 @@ class Pools:
 
 def _do_nothing(at_s: float) -> None:
     """Stand for an ``on_change`` that is not set."""
-
-
-def _is_drained(worker: SimulatedWorker) -> bool:
-    return worker.record.state is WorkerState.DRAINING and not worker.book.in_flight

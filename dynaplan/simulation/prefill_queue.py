@@ -80,14 +80,17 @@ class SimulatedPrefillQueue(Generic[Prompt]):
 
         A worker with room left asks again, behind the others.
         """
-        assigned = (self._out_of_lanes() if self._lanes else None) or self._out_of_queue(now_s)
-        if assigned:
-            worker, prompt = assigned
-            worker.book.in_flight += 1
-            prompt.worker, prompt.taken_s = worker, now_s
-            self._taken[prompt.key] = prompt
-            if not prompt.is_directed:
-                self.ask(worker)
+        assigned = self._out_of_lanes() if self._lanes else None
+        if not assigned and self._asking and (self._waiting or self._late):
+            assigned = self._out_of_queue(now_s)
+        if not assigned:
+            return None
+        worker, prompt = assigned
+        worker.book.in_flight += 1
+        prompt.worker, prompt.taken_s = worker, now_s
+        self._taken[prompt.key] = prompt
+        if not prompt.is_directed:
+            self.ask(worker)
         return assigned
 
     def computed(self, key: str, at_s: float) -> Prompt:
@@ -109,7 +112,7 @@ class SimulatedPrefillQueue(Generic[Prompt]):
 
     def _out_of_queue(self, now_s: float) -> tuple[SimulatedWorker, Prompt] | None:
         asking, most = self._asking, self._most_held
-        while asking and (self._waiting or self._late):
+        while asking:
             worker = asking.pop(next(iter(asking)))
             if worker.is_ready and not (self._directed and self._directed[worker.number] >= most):
                 return worker, self._next(now_s)

@@ -128,10 +128,14 @@ class PredictedCaches:
 
 
 class SimulatedRouter:
-    """Chooses workers for requests, one after the other, and books them."""
+    """Chooses workers for requests, one after the other, and books them.
+
+    Where the choice ``needs_present``, engines have to be up to date: it depends on their state.
+    """
 
     def __init__(self, routing: SimulatedRouting, seed: int) -> None:
         self.routing = routing
+        self.needs_present = routing.mode != "round-robin"
         draws = UniformDraws(seed)
         self._logic = make_routing_logic(
             routing.mode, draws.__next__, routing.overlap_weight, routing.temperature
@@ -143,11 +147,6 @@ class SimulatedRouter:
             self._caches = ReportedCaches()
         else:
             self._caches = PredictedCaches(PrefixIndex(routing.predicted_s, routing.predicted_blocks))
-
-    @property
-    def needs_present(self) -> bool:
-        """True when the choice depends on the engines' state, so that these have to be up to date."""
-        return self.routing.mode != "round-robin"
 
     def direct(
         self, block_hashes: Sequence[int], workers: Sequence[SimulatedWorker], now_s: float

@@ -103,6 +103,7 @@ class SimulatedService:
         self.outcome = Outcome(settings.slo)
         self._tally: Tally = tally or OutcomeTally(self.outcome)
         self._meter: TrafficMeter | None = None
+        self._decode_settings, _ = settings.engines[Role.DECODE]
         self.now_s = 0.0
         self._events: list[_Event] = []
         self._sequence = 0
@@ -231,25 +232,28 @@ class SimulatedService:
 
     def arrive(self, traced: TracedRequest) -> None:
         """Let a request come in now; one that no engine could ever serve, or that is refused, is lost."""
-        engine, _ = self.settings.engines[Role.DECODE]
-        tokens = traced.prompt_tokens + traced.output_tokens
+        prompt, output = traced.prompt_tokens, traced.output_tokens
         self._count += 1
-        is_servable = min(traced.prompt_tokens, traced.output_tokens) >= 1 and tokens <= engine.context_tokens
-        if not is_servable or (self.settings.max_waiting_requests is not None and self._is_full()):
+        if (
+            prompt < 1
+            or output < 1
+            or prompt + output > self._decode_settings.context_tokens
+            or self._is_full()
+        ):
             self._tally.lost(traced)
             return
         self._waiting += 1
         self._tally.arrived()
         key = str(self._count)
         if traced.block_hashes:
-            traced = traced.with_blocks_of(engine.block_tokens)
+            traced = traced.with_blocks_of(self._decode_settings.block_tokens)
         self._requests[key] = request = _Request(key, traced)
         self._route(request)
 
     def _is_full(self) -> bool:
         """Tell whether as many requests wait for their first token as may."""
-        most = self.settings.max_waiting_requests or 0
-        if self._waiting < most:
+        most = self.settings.max_waiting_requests
+        if most is None or self._waiting < most:
             return False
         self.advance_decoders(self.now_s)
         return self._waiting >= most
@@ -395,7 +399,7 @@ class SimulatedService:
 
         The step computes the prompts that the worker holds at this moment: later ones wait for the next step.
         """
-        if not worker.is_computing and worker.engine.step():
+        if not worker.is_computing and worker.engine.step() is not None:
             worker.is_computing = True
             self._schedule(worker.engine.now_s, self._end_prefill_step, worker)
 

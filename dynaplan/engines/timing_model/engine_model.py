@@ -308,46 +308,47 @@ class EngineModel:
         """
         if self._waiting or self._half_computed:
             return self._mixed_step(horizon_s)
-        if not self._decoding:
-            return None
-        steps, duration_ms = self._decode_only(horizon_s)
-        return self._end_step(steps, duration_ms)
+        if self._decoding:
+            return self._decode_only(horizon_s)
+        return None
 
     def _mixed_step(self, horizon_s: float) -> float | None:
         """Do a step that may compute prompts; no request is admitted where one is preempted."""
-        clock = self._clock
-        is_crowded = bool(self._decoding) and not self._take_blocks(clock, clock + 1)
-        if is_crowded:
+        is_crowded = False
+        if self._decoding and not self._take_blocks(self._clock, 1):
+            is_crowded = True
             self._make_room()
-            self._take_blocks(clock, clock + 1)
+            self._take_blocks(self._clock, 1)
         chunks, starts, computed, remote = self._schedule(may_admit=not is_crowded)
-        steps, duration_ms = 1, 0.0
         if chunks:
             duration_ms = self.timing.step_ms(self._decoding, self._kv_tokens, chunks, starts)
+            duration_s = self._end_steps(1, duration_ms)
         elif self._decoding:
-            steps, duration_ms = self._decode_only(0.0 if remote else horizon_s, taken=1)
-        elif not (remote or is_crowded):
+            duration_s = self._decode_only(0.0 if remote else horizon_s, taken=1)
+        elif remote or is_crowded:
+            duration_s = self._end_steps(1, 0.0)
+        else:
             return None
-        duration_s = self._end_step(steps, duration_ms)
         if computed:
             self._complete(computed)
-        if remote:
-            self._joined_last = remote
-            for request in remote:
-                self._join(request, request.prompt_tokens - 1)
+        for request in remote:
+            self._join(request, request.prompt_tokens - 1)
+        self._joined_last = remote
         return duration_s
 
-    def _take_blocks(self, begin: int, end: int) -> bool:
-        """Take the blocks that decodes fill in the steps from ``begin`` to before ``end``, by the clock.
+    def _take_blocks(self, clock: int, steps: int) -> bool:
+        """Take the blocks that decodes fill in so many steps from that of ``clock`` on.
 
         False, and none taken, when they are not all free.
         """
         filling, size, blocks = self._filling, self._block_tokens, self.blocks
-        rounds, rest = divmod(end - begin, size)
-        first = begin % size
-        count = rounds * self._decoding + sum(filling[first : first + rest])
-        if first + rest > size:
-            count += sum(filling[: first + rest - size])
+        first = clock % size
+        end = first + steps
+        if end <= size:
+            count = sum(filling[first:end])
+        else:
+            rounds, end = divmod(end, size)
+            count = rounds * self._decoding + sum(filling[:end]) - sum(filling[:first])
         if count > blocks.free:
             return False
         if count:
@@ -464,11 +465,8 @@ class EngineModel:
                 return
             shared.append(block)
 
-    def _decode_only(self, horizon_s: float, taken: int = 0) -> tuple[int, float]:
-        """Return how many decode steps to do at once, and the ms of all of them; their blocks are taken.
-
-        Those of the first ``taken`` steps, 0 or 1, are already.
-        """
+    def _decode_only(self, horizon_s: float, taken: int = 0) -> float:
+        """Do one decode-only step, or several; the blocks of the first ``taken`` (0 or 1) are taken."""
         decodes, kv_tokens, clock = self._decoding, self._kv_tokens, self._clock
         decode_ms = self.timing.decode_ms
         steps, duration_ms = 1, decode_ms(decodes, kv_tokens)
@@ -476,29 +474,27 @@ class EngineModel:
             steps = self._finishing[0][0] - clock
             if steps * duration_ms > 1000 * horizon_s:
                 steps = min(steps, math.ceil(1000 * horizon_s / duration_ms))
-        if steps > taken and not self._take_blocks(clock + taken, clock + steps):
+        if steps > taken and not self._take_blocks(clock + taken, steps - taken):
             steps = 1
-            if not taken and not self._take_blocks(clock, clock + 1):
+            if not taken and not self._take_blocks(clock, 1):
                 self._make_room()
-                return self._decode_only(horizon_s) if self._decoding else (1, 0.0)
+                return self._decode_only(horizon_s) if self._decoding else self._end_steps(1, 0.0)
         if steps > 1:
             duration_ms = steps * decode_ms(decodes, kv_tokens + decodes * (steps - 1) / 2)
-        return steps, duration_ms
+        return self._end_steps(steps, duration_ms)
 
-    def _end_step(self, steps: int, duration_ms: float) -> float:
+    def _end_steps(self, steps: int, duration_ms: float) -> float:
         """Let all that decode emit a token in each of the steps; return their duration in seconds."""
+        totals, finishing = self.totals, self._finishing
         self.steps, self.started, self.finished = steps, (), ()
-        totals = self.totals
-        if self._decoding:
-            if self._joined_last:
-                decoding = [each for each in self._joined_last if each.state is RequestState.DECODING]
-                self.started = tuple(decoding)
-                self._joined_last = ()
+        if self._joined_last:
+            self.started = tuple([each for each in self._joined_last if each.state is RequestState.DECODING])
+            self._joined_last = ()
+        if finishing:
             tokens = self._decoding * steps
             self._kv_tokens += tokens
             totals.decoded += tokens
             self._clock = clock = self._clock + steps
-            finishing = self._finishing
             while finishing and finishing[0][0] == clock:
                 request = heappop(finishing)[2]
                 self._stop_decoding(request)
@@ -566,7 +562,8 @@ class EngineModel:
 
     def _free(self, request: EngineRequest) -> None:
         """Release its blocks: for the whole prompt while that is computed, for the tokens in KV after it."""
-        tokens = max(request._target - request.is_remote, request._context)
-        shared, blocks = request._shared, -(-tokens // self._block_tokens)
-        self.blocks.release(blocks - len(shared), shared)
+        tokens, shared = request._target - request.is_remote, request._shared
+        if request._context > tokens:
+            tokens = request._context
+        self.blocks.release(-(-tokens // self._block_tokens) - len(shared), shared)
         request._shared = []

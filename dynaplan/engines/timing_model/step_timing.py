@@ -154,7 +154,8 @@ class _Surface:
     """Interpolates ITL over (KV usage, mean context): linear in usage within a context, and between contexts.
 
     Outside of the measured points the nearest measured edge counts: below and above them lie cells in which
-    nothing changes.
+    nothing changes. The strip between two contexts is cut at the points of both, so that one search finds the
+    cell of either.
     """
 
     __slots__ = ("_contexts", "_max_kv_tokens", "_strips")
@@ -167,36 +168,48 @@ class _Surface:
         points = sorted(zip(contexts, usages, itls, strict=True))
         rows = [_row([each[1:] for each in points if each[0] == context]) for context in self._contexts]
         self._strips = [
-            (0.0, 1.0, rows[0], rows[0]),
+            _strip(0.0, 1.0, rows[0], rows[0]),
             *(
-                (low, high - low, below, above)
+                _strip(low, high - low, below, above)
                 for (low, below), (high, above) in pairwise(zip(self._contexts, rows, strict=True))
             ),
-            (0.0, 1.0, rows[-1], rows[-1]),
+            _strip(0.0, 1.0, rows[-1], rows[-1]),
         ]
 
     def __call__(self, decodes: int, kv_tokens: float) -> float:
         usage = kv_tokens / self._max_kv_tokens
         context = kv_tokens / decodes
-        low, width, (starts, cells), (starts_above, cells_above) = self._strips[
-            bisect_right(self._contexts, context)
-        ]
-        x0, y0, dx, dy = cells[bisect_right(starts, usage)]
-        below_ms = y0 + (usage - x0) / dx * dy
-        x0, y0, dx, dy = cells_above[bisect_right(starts_above, usage)]
-        above_ms = y0 + (usage - x0) / dx * dy
+        low, width, places, cells = self._strips[bisect_right(self._contexts, context)]
+        (x, y, dx, dy), (x_above, y_above, dx_above, dy_above) = cells[bisect_right(places, usage)]
+        below_ms = y + (usage - x) / dx * dy
+        above_ms = y_above + (usage - x_above) / dx_above * dy_above
         return below_ms + (context - low) / width * (above_ms - below_ms)
 
 
-_Row = tuple[list[float], list[tuple[float, float, float, float]]]
-"""The places of the points, ascending, and the cell below each and above all: place and value of a point, and
-the differences of the next one to it."""
+_Cell = tuple[float, float, float, float]
+"""The place and the value of a point, and the differences of the next one to it."""
+
+_Row = tuple[list[float], list[_Cell]]
+"""The places of the points of one context, ascending, and the cell below each and above all."""
+
+_Strip = tuple[float, float, list[float], list[tuple[_Cell, _Cell]]]
+"""A context, the distance to the next one, the places of the points of both, and both cells in between."""
 
 
 def _row(points: Sequence[tuple[float, float]]) -> _Row:
     (first, first_y), (last, last_y) = points[0], points[-1]
     between = [(x0, y0, x1 - x0, y1 - y0) for (x0, y0), (x1, y1) in pairwise(points)]
     return [x for x, _ in points], [(first, first_y, 1.0, 0.0), *between, (last, last_y, 1.0, 0.0)]
+
+
+def _strip(low: float, width: float, below: _Row, above: _Row) -> _Strip:
+    places = sorted({*below[0], *above[0]})
+    return low, width, places, [(_cell(below, x), _cell(above, x)) for x in (-math.inf, *places)]
+
+
+def _cell(row: _Row, x: float) -> _Cell:
+    places, cells = row
+    return cells[bisect_right(places, x)]
 
 
 @dataclass(frozen=True)
