@@ -9,16 +9,23 @@ left as right, is planned with.
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from time import process_time
 
-from dynaplan.engines.engine_counters import EngineSpans
+from dynaplan.engines.engine_counters import EngineCounters, EngineSpans
+from dynaplan.engines.server.metrics import CounterNames, read_metrics
 from dynaplan.engines.timing_model.engine_model import EngineModel, EngineRequest, EngineSettings
 from dynaplan.engines.timing_model.learnt_timing import LearntTiming, StepCounts, StepLearner, StepLine
 from dynaplan.engines.timing_model.step_timing import StepTiming
+from dynaplan.engines.vllm import METRIC_NAMES
+from dynaplan.engines.worker_load import WorkerLoad
 from tests.bench.table import Row
 
 GUESS = StepLine(6.4, 0.012, 4.1e-5, 0.017, 1.0)
@@ -46,16 +53,21 @@ PROMPT_TOKENS, ANSWER_TOKENS = 800, 150
 
 AIM = 15.0
 READINGS = 1000
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "engines"
 MINUTES = (1, 5, 15)
 
 
 def rows(repeats: int) -> Iterator[Row]:
     """Simulated time: a minute in all."""
     yield Row(
-        "a reading of a worker's load, learnt: CPU", "ms", [_reading_ms() for _ in range(repeats)], 10.0
+        "a reading of a worker's load, learnt: the planner's CPU", "ms", _repeat(repeats, _learning_ms), 10
     )
     believed = [_seconds_believed(factor) for factor in PRIORS]
     yield Row("a wrong step that was kept as right: busy seconds until refused or mended", "s", believed, 3.0)
+    yield Row("its counters, out of a worker's JSON: the planner's CPU", "ms", _repeat(repeats, _json_ms), 10)
+    yield Row("vLLM's counters, out of its metrics: a worker's CPU", "ms", _repeat(repeats, _metrics_ms), 10)
+    memory_mib = [float(run_python(MEMORY)) for _ in range(repeats)]
+    yield Row("modules and state of learning, 16 workers: the planner's memory", "MiB", memory_mib, 5)
     for (shape, timing), is_aggregated, rate in product(SHAPES.items(), (True, False), (1.0, 10.0)):
         pools = "aggregated" if is_aggregated else "prefill and decode"
         runs = [
@@ -68,7 +80,11 @@ def rows(repeats: int) -> Iterator[Row]:
                 yield Row(name, "% off", [100 * each for own in errors for each in own], AIM)
 
 
-def _reading_ms() -> float:
+def _repeat(repeats: int, measure: Callable[[], float]) -> list[float]:
+    return [measure() for _ in range(repeats)]
+
+
+def _learning_ms() -> float:
     """A worker is read once a second: 10 ms are a hundredth of a core."""
     learner, begun_s = StepLearner(GUESS), process_time()
     for number in range(READINGS):
@@ -87,6 +103,58 @@ def _seconds_believed(factor: float) -> float:
         known = learner.known
         believed += known.is_usable and abs(known.decode_ms(8, 8000) / true_ms - 1) > AIM / 100
     return float(believed)
+
+
+def _json_ms() -> float:
+    """What ``step_stats`` of an answer cost more than the rest of it."""
+    counters = EngineCounters(*(1234.5 + number for number in range(9)))
+    with_counters, without = (WorkerLoad(3, 8, counters=each) for each in (counters, None))
+    return _ms_of(lambda: _read(with_counters)) - _ms_of(lambda: _read(without))
+
+
+def _read(load: WorkerLoad) -> WorkerLoad:
+    return WorkerLoad.from_json(json.loads(json.dumps(load.to_json())))
+
+
+def _metrics_ms() -> float:
+    """What the counters cost more than the other signals in vLLM's text."""
+    text = (FIXTURES / "vllm" / "metrics_busy.txt").read_text()
+    without = replace(METRIC_NAMES, counters=CounterNames())
+    return _ms_of(lambda: read_metrics(text, METRIC_NAMES)) - _ms_of(lambda: read_metrics(text, without))
+
+
+def _ms_of(work: Callable[[], object]) -> float:
+    begun_s = process_time()
+    for _ in range(READINGS):
+        work()
+    return 1000 * (process_time() - begun_s) / READINGS
+
+
+MEMORY = """
+import gc, psutil
+import dynaplan.planner.assembly, dynaplan.planner.loop, dynaplan.planner.observer, dynaplan.planner.sla_model
+from dynaplan.engines.worker_load import WorkerLoad
+def mib():
+    gc.collect()
+    return psutil.Process().memory_full_info().uss / 2**20
+before = mib()
+from dynaplan.planner import step_learning
+from dynaplan.engines.engine_counters import EngineCounters
+from dynaplan.engines.timing_model.learnt_timing import UNKNOWN_MACHINE, StepLearner
+from dynaplan.graph.lifecycle import Role
+roles = {Role.DECODE: step_learning.RoleLearning(StepLearner(UNKNOWN_MACHINE))}
+learning = step_learning.StepLearning(roles, None, is_needed=True)
+for second in range(600):
+    for worker in range(16):
+        batch = 1 + worker
+        counters = EngineCounters(second, 50.0 * second, 50.0 * batch * second, kv_tokens=900.0 * batch)
+        learning.read(Role.DECODE, str(worker), WorkerLoad(batch, 32, counters=counters))
+print(mib() - before)
+"""
+
+
+def run_python(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
 
 def _errors(

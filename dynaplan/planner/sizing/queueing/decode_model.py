@@ -94,7 +94,7 @@ being the mean number of slots in use. Then a request waits for one, too, expone
 
 (b + v) / 2 is Allen and Cunneen's; a >= c is overload. No batch is larger than c.
 
-**Where it is wrong.** For that reason workers that take turns (round-robin) wait less than estimated, and
+**Where it is wrong.** Workers that take turns (round-robin) wait less than Poisson arrivals would, and
 bursts make them wait longer (0.77 to 1.82 times the simulated 95th percentile; ITL 0.92 to 1.25, ``python -m
 tests.bench sla``). Preemption, requests that wait for KV blocks, and surges into the slower balance are not
 modelled: the bound of ``CAPACITY_DEVIATIONS`` deviations keeps away from them.
