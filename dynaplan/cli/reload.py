@@ -28,13 +28,23 @@ from dynaplan.cli.serve import warn
 from dynaplan.cli.service_options import ServiceOptionsCommand
 from dynaplan.cli.timing import GPU_FREE_TIMEOUT_S, WORKERS_POLL_S
 from dynaplan.config.frontend import DEADLINE_OPTIONS, NAMES, configured_deadline
+from dynaplan.config.overrides import merge_sections, parse_overrides
+from dynaplan.config.planner import engine_sizes, written_name
 from dynaplan.config.service_config import COMMON, SERVICE_ARGS, kebab_keys, section_options
 from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.frontend import DisaggregationSettings, RoutingSettings
 from dynaplan.config.settings.worker import engine_of
 from dynaplan.config.stock import matching_options
+from dynaplan.contract.option_changes import OptionChange
 from dynaplan.contract.store_keys import LIVE_SETTINGS, SCALED_ROLES, live_settings_prefix
-from dynaplan.fleet.launch import RELOADED_FILE, Reload, last_reload, read_launch
+from dynaplan.fleet.launch import (
+    RELOADED_FILE,
+    AdjustedOption,
+    Reload,
+    keep_adjusted,
+    last_reload,
+    read_launch,
+)
 from dynaplan.fleet.rules.reloading import (
     WORKERS,
     ApplyMode,
@@ -45,6 +55,7 @@ from dynaplan.fleet.rules.reloading import (
 )
 from dynaplan.fleet.runtime_dir import write_private
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
+from dynaplan.process.kernel import die_with_parent
 from dynaplan.process.signals import run_interruptible
 from dynaplan.store.model import Transaction
 from dynaplan.util.errors import ConfigError, DeploymentError, DynaplanError, PermanentError, TemporaryError
@@ -83,6 +94,7 @@ MAX_VALUE_CHARS = 40
 @config_file_option("Another YAML; default: the one that `serve` was started with.")
 @click.option("--dry-run", is_flag=True, help="Show the difference, and change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Apply it without asking.")
+@click.option("--by-planner", metavar="CHANGE", hidden=True, help="Set one option as the planner asks for.")
 @step_timeout_option
 @click.pass_context
 def command(
@@ -91,6 +103,7 @@ def command(
     config_file: str | None,
     dry_run: bool,
     yes: bool,
+    by_planner: str | None,
     timeout: float | None,
 ) -> None:
     """Read the YAML again, show what has changed, and apply it without dropping a request.
@@ -100,6 +113,10 @@ def command(
     """
     deployment = connect(namespace)
     launch, before_interrupted = _read_launch(deployment)
+    if by_planner:
+        die_with_parent(os.getppid())
+        _reload_option(deployment, launch, before_interrupted, OptionChange.from_text(by_planner))
+        return
     new = _load_new_settings(launch, config_file, ctx.obj)
     before = launch.config if before_interrupted is None else before_interrupted
     if launch.graph.on_demand:
@@ -199,7 +216,43 @@ def _load_new_settings(launch: Launch, config_file: str | None, overrides: Seque
     if spec.on_demand or launch.graph.on_demand:
         return Reload(config, str(file or ""), all_overrides, graph=spec)
     _check_no_service_removed(launch.graph, spec)
-    return Reload(config, str(file or ""), all_overrides)
+    config, adjusted = keep_adjusted(config, launch.adjusted, parse_overrides(overrides))
+    return Reload(config, str(file or ""), all_overrides, adjusted=adjusted)
+
+
+def _reload_option(
+    deployment: RunningDeployment, launch: Launch, before_interrupted: Sections | None, change: OptionChange
+) -> None:
+    """Set the option that the planner asks for, and nothing else: the configuration's file is not read.
+
+    Goes on with such a reload that was interrupted. Raises DeploymentError where a person has changed the
+    option, or has begun a reload that is not finished.
+    """
+    if not any(each.name == change.component and each.role in SCALED_ROLES for each in launch.graph.services):
+        raise DeploymentError(f"{change.component} has no engine, or is no service of {launch.namespace}")
+    own = launch.settings_of(change.component)
+    option, now = written_name(own, change.option), engine_sizes(own).get(change.option)
+    goes_on = before_interrupted is not None and now == change.after and launch.adjusted
+    if before_interrupted is not None and not goes_on:
+        raise DeploymentError("a reload was interrupted", hint="Run `dynaplan reload` to finish it.")
+    if now == change.after and not goes_on:
+        click.echo(f"{change.component}.{option} is {now}")
+        return
+    if not goes_on and now != change.before:
+        raise DeploymentError(f"{change.component}.{option} is {now}, not {change.before} any more")
+    others = [each for each in launch.adjusted if (each.component, each.option) != (change.component, option)]
+    known = next((each for each in launch.adjusted if each not in others), None)
+    given = known.given if known else own.get(option)
+    if given != change.after:
+        others.append(AdjustedOption(change.component, option, given, change.after))
+    before = launch.config if before_interrupted is None else before_interrupted
+    config = merge_sections(launch.config, {change.component: {option: change.after}})
+    new = Reload(config, launch.config_file, launch.overrides, before=before, adjusted=tuple(others))
+    os.chdir(launch.graph.working_dir)
+    changes = _changes(launch, before, new)
+    _refuse_settings_of_serve(changes)
+    reloading = ReloadRun(deployment, launch.graph, new, None)
+    run_interruptible(reloading.run({}, restarted(changes, launch.graph)))
 
 
 def _reload_models(
@@ -343,6 +396,7 @@ class ReloadRun:
             config=new.before,
             config_file=launch.config_file,
             overrides=launch.overrides,
+            adjusted=launch.adjusted,
             before=None,
         )
         self._not_replaced: set[tuple[str, int]] = set()

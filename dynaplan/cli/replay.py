@@ -58,7 +58,6 @@ INDENT = " " * 13
 def _lines(each: ReplayedDecision) -> list[str]:
     if each.is_same:
         return [f"{each.wall_time}  both: {each.recorded.current} -> {each.recorded.desired}"]
-    is_tuned_alike = each.recorded_tuning == each.replayed_tuning
     told = {"recorded": each.recorded, "replayed": each.replayed}
     return [
         f"{each.wall_time}  from {each.recorded.current}",
@@ -66,7 +65,7 @@ def _lines(each: ReplayedDecision) -> list[str]:
         *(
             f"  {name}   {line}"
             for name, decision in told.items()
-            if not is_tuned_alike
+            if not each.is_tuned_alike
             for line in _tuned(decision)
         ),
     ]

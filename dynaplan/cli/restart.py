@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from dynaplan.contract.holds import Hold, RoleHolds
 from dynaplan.contract.model_orders import change_order
 from dynaplan.contract.store_keys import SCALED_ROLES, DesiredCounts, scaling_prefix
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
+from dynaplan.process.process_table import identity_of
 from dynaplan.process.signals import run_interruptible
 from dynaplan.util.errors import ConfigError, DynaplanError, PermanentError, TemporaryError, nearest
 from dynaplan.util.progress import ProgressLine
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 FAILURES = (WorkerState.FAILED, WorkerState.BACKOFF)
 
 HOLD_DURATION = "1h"
-"""The time for which the planner keeps off the role at most, when this command is killed on the way."""
+"""The time that a hold of this command says; it ends with the command, also where that is killed."""
 
 
 @click.command(name="restart")
@@ -303,6 +305,7 @@ class WorkerRestart:
         """
         role = self._worker.role
         present = sum(each.role is role for each in found.workers)
+        ours = identity_of(os.getpid())
 
         def change(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
             number = (now.of(role) if now.of(role) >= 0 else present) + step
@@ -310,7 +313,7 @@ class WorkerRestart:
             if not is_held:
                 return asked, holds.replaced(role, self._hold)
             self._hold = holds.of(role)
-            held = replace(new_hold(HOLD_DURATION), at_least=number, at_most=number)
+            held = replace(new_hold(HOLD_DURATION), at_least=number, at_most=number, holder=ours)
             return asked, holds.replaced(role, held)
 
         written = await write_counts(self._store, self._namespace, change, leaving)

@@ -47,7 +47,7 @@ from dynaplan.contract.model_keys import (
 from dynaplan.contract.store_keys import FREE_GPUS, SCALED_ROLES, DesiredCounts, by_name, fleet_key
 from dynaplan.engines.llamacpp.saved_slots import saved_by_model
 from dynaplan.engines.worker_load import WorkerLoad, kv_pressure
-from dynaplan.fleet.launch import read_launch
+from dynaplan.fleet.launch import last_reload, read_launch
 from dynaplan.fleet.rules.observing import unmanaged
 from dynaplan.fleet.rules.statefile import planner_keys_of
 from dynaplan.fleet.startup_times import StartupTimesFile, median_startup_s, startup_key
@@ -280,6 +280,7 @@ def _service(found: RunningDeployment, answers: DeploymentState) -> dict[str, An
         "planned_models": _planned_models(found),
         "targets": _targets(settings),
         "learnt": _learnt(found),
+        "adjusted": _adjusted(found),
         "slo": asdict(settings.targets()) if settings else None,
         "kv_scale_up_threshold": _kv_scale_up(settings),
         "dispatch": _dispatch(found),
@@ -362,6 +363,16 @@ def _learnt(found: RunningDeployment) -> list[str]:
         for record in decisions_of(found, 1, component):
             lines += [f"{model}: {line}" if model else line for line in learnt_lines(record)]
     return lines
+
+
+def _adjusted(found: RunningDeployment) -> list[str]:
+    """Return a line for each option of an engine that the planner has set."""
+    last = last_reload(found.runtime_dir)
+    return [
+        f"{each.component}.{each.option} is {each.value} by the planner, in place of "
+        + ("its default" if each.given is None else str(each.given))
+        for each in (last.adjusted if last else ())
+    ]
 
 
 def learnt_lines(record: Mapping[str, Any]) -> list[str]:

@@ -249,7 +249,7 @@ def _gpu_cells(row: Row) -> tuple[str, ...]:
 
 
 def _notes(document: Document, now_s: float) -> tuple[str, ...]:
-    """Return a paragraph for everything that is wrong, held, waits, or was learnt."""
+    """Return a paragraph for everything that is wrong, held, waits, was set by the planner, or learnt."""
     notes = list(document["troubles"])
     if alone := [row["worker"] for row in document["workers"] if not row["is_managed"]]:
         notes.append(f"unmanaged, so that serve neither restarts nor ends them: {', '.join(alone)}")
@@ -275,7 +275,7 @@ def _notes(document: Document, now_s: float) -> tuple[str, ...]:
         " it gets no requests, and is not counted."
         for key, reached in document["not_callable"].items()
     ]
-    return (*notes, *document.get("learnt", ()))
+    return (*notes, *document.get("adjusted", ()), *document.get("learnt", ()))
 
 
 def hold_lines(document: Document, now_s: float) -> list[str]:

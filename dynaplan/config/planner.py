@@ -125,6 +125,7 @@ OF_THE_MODEL = (
     "namespace",
     "environment",
     "max-local-prefill-length",
+    "adjust-knobs",
 )
 """Options that the planner of a model takes from its model, or that are about all models."""
 

@@ -293,6 +293,13 @@ class RoleHolds:
             kept = kept.replaced(role, hold) if left_s is None or left_s > 0 else kept
         return kept
 
+    def without_ended(self, is_alive: Callable[[ProcessIdentity], bool]) -> RoleHolds:
+        """Return those that have no holder, and those whose holder is alive."""
+        kept = self
+        for role, hold in self.by_role.items():
+            kept = kept.replaced(role, None) if hold.holder and not is_alive(hold.holder) else kept
+        return kept
+
     def in_force(self, now_s: float, zones: Zones) -> RoleHolds:
         """Return the ones that are neither over nor outside of their hours at that moment."""
         open_ = RoleHolds()

@@ -36,6 +36,7 @@ def planner_prefix(namespace: str) -> str:
 
 EXTENSIONS = frozenset(
     {"holds", "reservations", "leave_first", "store_id", "models", "model_workers", "set_apart"}
+    | {"option_change"}
 )
 """The names of the keys beside the protocol's."""
 

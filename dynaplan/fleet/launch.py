@@ -6,13 +6,15 @@ circus gives a plugin only flat strings, on its command line, which every user o
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from dynaplan.config.service_config import section_options
+from dynaplan.config.overrides import Sections, merge_sections
+from dynaplan.config.service_config import kebab_keys, section_options
 from dynaplan.config.settings.planner import VIRTUAL
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.contract.gpus import Gpu
@@ -28,6 +30,16 @@ ENDPOINT_SOCKET, EVENTS_SOCKET = "circus.sock", "circus-events.sock"
 
 
 @dataclass(frozen=True)
+class AdjustedOption:
+    """An option of a service that the planner has set; ``given`` is its value by a person, None for none."""
+
+    component: str
+    option: str
+    given: Any
+    value: int
+
+
+@dataclass(frozen=True)
 class Launch:
     """One deployment: its graph, its GPUs, its addresses and its directories.
 
@@ -39,7 +51,8 @@ class Launch:
     ``config_file`` (empty without one) and ``overrides`` are what ``config`` was read from; of a deployment
     that ``is_reloaded`` they differ from those of ``serve``, whose environment has the previous settings.
     ``model_memory_bytes`` are what models that are loaded on request may take of each GPU, or of the host; 0
-    is all. ``power_caps`` are those of GPUs, as ``parse_power_cap`` reads them.
+    is all. ``power_caps`` are those of GPUs, as ``parse_power_cap`` reads them. ``adjusted`` are the options
+    that the planner has set, whose values ``config`` has.
     """
 
     graph: GraphSpec
@@ -65,6 +78,7 @@ class Launch:
     is_reloaded: bool = False
     model_memory_bytes: int = 0
     power_caps: tuple[str, ...] = ()
+    adjusted: tuple[AdjustedOption, ...] = ()
 
     def leave_timeout_of(self, component: str) -> float:
         """The seconds that a worker of this service may take to leave: its own, or the launch's."""
@@ -125,6 +139,7 @@ class Launch:
                 "arbiter": ProcessIdentity(**document["arbiter"]),
                 "overrides": tuple(document.get("overrides", ())),
                 "power_caps": tuple(document.get("power_caps", ())),
+                "adjusted": _adjusted_in(document),
             }
         )
 
@@ -135,7 +150,7 @@ class Reload:
 
     ``graph`` are its services, where those have changed: models were added or removed.
     ``before`` is not None while that reload is under way, or when it was killed: the settings of workers that
-    it has not replaced.
+    it has not replaced. ``adjusted`` as in ``Launch``.
     """
 
     config: dict[str, dict[str, Any]]
@@ -143,6 +158,7 @@ class Reload:
     overrides: tuple[str, ...] = ()
     before: dict[str, dict[str, Any]] | None = None
     graph: GraphSpec | None = None
+    adjusted: tuple[AdjustedOption, ...] = ()
 
     def to_json(self) -> str:
         """Return the text of a reload's file, which the fleet plugin reads whenever it starts a process."""
@@ -153,7 +169,8 @@ class Reload:
         """Read what ``to_json`` wrote; KeyError, TypeError or ValueError for another text."""
         document = json.loads(text)
         graph = _graph_from(document["graph"]) if document.get("graph") else None
-        return cls(**{**document, "overrides": tuple(document["overrides"]), "graph": graph})
+        parts = {"overrides": tuple(document["overrides"]), "adjusted": _adjusted_in(document)}
+        return cls(**{**document, **parts, "graph": graph})
 
     def applied_to(self, launch: Launch) -> Launch:
         return replace(
@@ -163,6 +180,7 @@ class Reload:
             config_file=self.config_file,
             overrides=self.overrides,
             is_reloaded=True,
+            adjusted=self.adjusted,
         )
 
 
@@ -202,6 +220,27 @@ class CurrentLaunch:
             self._current = reload.applied_to(self._launch) if reload else self._current
             self._seen = status.st_mtime_ns, status.st_ino
         return self._current
+
+
+def keep_adjusted(
+    config: Sections, adjusted: Iterable[AdjustedOption], named: Mapping[str, Mapping[str, Any]]
+) -> tuple[Sections, tuple[AdjustedOption, ...]]:
+    """Return a person's new configuration with the options that the planner has set, and these.
+
+    A person's will goes first: an option that is ``named`` for this change, or that the configuration has
+    another value for than it had, is no longer the planner's.
+    """
+    kept = []
+    for each in adjusted:
+        is_named = each.option in kebab_keys(named.get(each.component) or {})
+        if not is_named and section_options(config, each.component).get(each.option) == each.given:
+            config = merge_sections(config, {each.component: {each.option: each.value}})
+            kept.append(each)
+    return config, tuple(kept)
+
+
+def _adjusted_in(document: Mapping[str, Any]) -> tuple[AdjustedOption, ...]:
+    return tuple(AdjustedOption(**each) for each in document.get("adjusted", ()))
 
 
 def _json_of(value: Launch | Reload) -> str:

@@ -20,7 +20,7 @@ from dynaplan.config.model_entries import components_of
 from dynaplan.config.overrides import MODELS
 from dynaplan.config.planner import settings_in_graph, settings_of_models
 from dynaplan.config.service_config import ServiceConfig
-from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings
+from dynaplan.config.settings.planner import KUBERNETES, PlannerSettings, worker_sizes
 from dynaplan.config.settings.servers import BACKEND_VARIABLE, ETCD_VARIABLE, has_store_address
 from dynaplan.contract.store_keys import fleet_key, planner_prefix
 from dynaplan.events import event_connections
@@ -370,7 +370,9 @@ def _connector(
 def restore_state(
     documents: Sequence[Mapping[str, Any]], settings: PlannerSettings, now: datetime
 ) -> PlannerState:
-    """Return the state to begin with: the error budget of the last of these records of decisions, faded.
+    """Return the state to begin with, by the last of these records of decisions.
+
+    It has the error budget, faded, and what is remembered of engines' options.
 
     An empty one where that record cannot be read, lies in the future, or is of another promise or of none.
     ``now`` has a time zone.
@@ -390,7 +392,8 @@ def restore_state(
     ):
         return begin
     known = last.next_state
-    state = PlannerState(error_budget=decay_budget(known.error_budget, passed_s, window_s))
+    budget = decay_budget(known.error_budget, passed_s, window_s)
+    state = PlannerState(error_budget=budget, options=known.options)
     log.info(
         "the error budget goes on from %s: TTFT %+.0f, ITL %+.0f requests",
         last.wall_time,
@@ -428,8 +431,14 @@ def restore_evidence(
 
 
 def _served(settings: PlannerSettings) -> tuple[object, ...]:
-    """Return the settings by which recorded traffic is known as this deployment's own."""
-    return settings.namespace, settings.served_model_name, settings.adjustment_interval_s
+    """Return the settings by which recorded traffic is known as this deployment's own.
+
+    Its engines' steps are among them: what was missed with others says nothing of these.
+    """
+    sizes = (
+        getattr(settings, name) for role in ("prefill", "decode") for name in worker_sizes(role).values()
+    )
+    return settings.namespace, settings.served_model_name, settings.adjustment_interval_s, *sizes
 
 
 def _promise_key(settings: PlannerSettings) -> tuple[object, ...]:

@@ -19,6 +19,7 @@ from dynaplan.util.errors import DynaplanError
 if TYPE_CHECKING:
     from dynaplan.config.settings.planner import PlannerSettings
     from dynaplan.contract.counts import Sample
+    from dynaplan.contract.option_changes import OptionChange
     from dynaplan.contract.store_keys import DesiredCounts
     from dynaplan.planner.backtesting.backtester import LiveBacktester
     from dynaplan.planner.model import AverageLoad, PlannerState, Tuning
@@ -147,6 +148,7 @@ class PlannerLoop:
         try:
             fleet, desired = await self._connector.fleet(), await self._connector.desired()
             holds = await self._connector.holds()
+            change = await self._publisher.asked() if self._publisher else None
         except DynaplanError as error:
             observation = Observation(
                 self._clock.now_s(), load=load, unknown=self._why_unknown(error), failure=failure
@@ -155,6 +157,7 @@ class PlannerLoop:
             self._unknown = ""
             self._warn_of_short_interval(fleet)
             observation = Observation(self._clock.now_s(), fleet, desired, load, failure=failure, holds=holds)
+            observation = replace(observation, option_change=change)
         observation = replace(observation, learnt=self._observer.learnt())
         if self._traffic:
             observation = await self._with_traffic(observation, self._traffic)
@@ -212,6 +215,12 @@ class PlannerLoop:
         """Publish the tuning; with ``no-operation`` it is only recorded."""
         if self._publisher and not self._settings.no_operation:
             await self._publisher.publish(tuning)
+
+    async def change_option(self, change: OptionChange) -> None:
+        """Have the fleet plugin change the option, one worker after another."""
+        if self._publisher:
+            log.info("engine option: %s", change)
+            await self._publisher.ask(change)
 
     async def apply(self, decision: Decision) -> bool:
         """Ask the connector for the desired counts; False if it refuses.

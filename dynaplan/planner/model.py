@@ -15,11 +15,13 @@ from typing import Any
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.counts import FleetCounts, PoolSizes, WorkerCounts
 from dynaplan.contract.holds import RoleHolds
+from dynaplan.contract.option_changes import OptionChange
 from dynaplan.contract.running_limits import RunningLimit
 from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.contract.traffic import Lengths, Traffic, lengths_of, without_usual_bounds
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.learnt_timings import LearntTimings
+from dynaplan.planner.option_memory import OptionMemory
 from dynaplan.util.documents import check_types, without_defaults
 
 
@@ -333,7 +335,8 @@ class Observation:
     ``traffic`` and ``foresight`` are None for policies that do not plan for targets. ``startup_s`` is the
     time of a worker from start to ready, the slower role's. ``unknown`` says why the fleet and the desired
     counts could not be read, ``failure`` why the previous decision was not carried out; both are "" when
-    all is well. ``holds`` are those in force. ``learnt`` is what the engines' counters have told so far.
+    all is well. ``holds`` are those in force. ``learnt`` is what the engines' counters have told so far,
+    ``option_change`` the last change of an engine's option that a planner of this deployment has asked for.
     """
 
     at_s: float
@@ -348,6 +351,7 @@ class Observation:
     holds: RoleHolds = field(default_factory=RoleHolds)
     backtest: BacktestResult | None = None
     learnt: LearntTimings = field(default_factory=LearntTimings)
+    option_change: OptionChange | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that ``from_json`` reads back, without what has its default."""
@@ -363,6 +367,7 @@ class Observation:
         """Read the mapping that ``to_json`` makes; KeyError or TypeError for another."""
         traffic, foresight = document.get("traffic"), document.get("foresight")
         fleet, backtest = document.get("fleet", {}), document.get("backtest")
+        change = document.get("option_change")
         return cls(
             at_s=document["at_s"],
             fleet=FleetCounts(
@@ -380,6 +385,7 @@ class Observation:
             holds=RoleHolds.from_json(document.get("holds", {})),
             backtest=None if backtest is None else BacktestResult.from_json(backtest),
             learnt=LearntTimings.from_json(document.get("learnt") or {}),
+            option_change=OptionChange(**change) if change else None,
         )
 
 
@@ -469,7 +475,8 @@ class PlannerState:
     ``decode_grace_left`` is the number of coming intervals in which no decode worker is removed.
     ``pending_id`` is the decision that was not acknowledged in the last interval, -1 for none, and
     ``pending_since_s`` when it was first seen so (monotonic). ``corrections`` compare engines with their
-    profile. ``error_budget`` is what may still miss, ``tuning`` what is set besides numbers of workers.
+    profile. ``error_budget`` is what may still miss, ``tuning`` what is set besides numbers of workers,
+    ``options`` what is remembered of engines' options that were changed.
     """
 
     decode_grace_left: int = 0
@@ -478,12 +485,15 @@ class PlannerState:
     corrections: Corrections = field(default_factory=Corrections)
     error_budget: ErrorBudget = field(default_factory=ErrorBudget)
     tuning: Tuning = field(default_factory=Tuning)
+    options: OptionMemory = field(default_factory=OptionMemory)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data that ``from_json`` reads back, without a tuning that sets nothing."""
-        document = asdict(self)
-        if self.tuning == Tuning():
-            del document["tuning"]
+        """Return plain data that ``from_json`` reads back, without a tuning and options that say nothing."""
+        document = asdict(replace(self, options=OptionMemory()))
+        document["options"] = without_defaults(self.options)
+        for name, nothing in (("tuning", Tuning()), ("options", OptionMemory())):
+            if getattr(self, name) == nothing:
+                del document[name]
         return document
 
     @classmethod
@@ -498,6 +508,7 @@ class PlannerState:
                     budget.get("ttft_requests", 0.0), budget.get("itl_requests", 0.0)
                 ),
                 "tuning": Tuning.from_json(document.get("tuning", {})),
+                "options": OptionMemory.from_json(document.get("options", {})),
             }
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.planner import ForecastSettings, PlannerSettings
+from dynaplan.contract.option_changes import OptionChange
 from dynaplan.planner.forecasting.library_forecaster import make_forecaster
 from dynaplan.planner.forecasting.traffic_history import TrafficHistory
 from dynaplan.planner.model import Decision, DecisionRecord, Observation, PlannerState, Tuning
@@ -31,19 +32,26 @@ MAX_FAULT_CHARACTERS = 400
 
 @dataclass(frozen=True)
 class ReplayedDecision:
-    """One recorded interval: its recorded and its replayed decision, each with its tuning."""
+    """One recorded interval: its recorded and its replayed decision, and what each sets besides."""
 
     wall_time: str
     recorded: Decision
     replayed: Decision
     recorded_tuning: Tuning
     replayed_tuning: Tuning
+    recorded_change: OptionChange | None = None
+    replayed_change: OptionChange | None = None
+
+    @property
+    def is_tuned_alike(self) -> bool:
+        """True when both set the same besides numbers of workers."""
+        is_same_change = self.recorded_change == self.replayed_change
+        return is_same_change and self.recorded_tuning == self.replayed_tuning
 
     @property
     def is_same(self) -> bool:
-        """True when both ask for the same numbers of workers, with the same tuning."""
-        is_tuned_alike = self.recorded_tuning == self.replayed_tuning
-        return is_tuned_alike and self.recorded.desired == self.replayed.desired
+        """True when both ask for the same numbers of workers, and set the same besides."""
+        return self.is_tuned_alike and self.recorded.desired == self.replayed.desired
 
 
 def replay(path: Path, options: Mapping[str, Any]) -> list[ReplayedDecision]:
@@ -98,6 +106,8 @@ class Replayer:
             replayed=decision,
             recorded_tuning=record.next_state.tuning,
             replayed_tuning=self._state.tuning,
+            recorded_change=record.next_state.options.change,
+            replayed_change=self._state.options.change,
         )
 
     async def close(self) -> None:

@@ -56,6 +56,10 @@ class SlaSettings(Settings):
         "Let the planner set the frontend's option of that name by the load, with `conditional-disagg`",
         choices=(OFF, AUTO),
     )
+    adjust_knobs: bool = option(
+        False,
+        "Change the engines' `max-num-batched-tokens` and `max-num-seqs` where a backtest is sure to gain",
+    )
 
     @property
     def tuned(self) -> dict[str, str | int]:
@@ -331,6 +335,11 @@ class PlannerSettings(ForecastSettings, SlaSettings, ComponentSettings, Messagin
             raise ConfigError(
                 f"{name} is {value}, and no model tells how long a step takes",
                 hint="Expected policy: sla or both, with sizing: queueing. Or leave it out.",
+            )
+        if self.adjust_knobs and not (self.has_step_times and self.environment == LOCAL):
+            raise ConfigError(
+                "adjust-knobs is true, and nobody can try options of engines, or set them",
+                hint="Expected policy: sla or both, sizing: queueing, environment: local. Or leave it out.",
             )
         self._require_order("decode-kv-scale-down-threshold", "decode-kv-scale-up-threshold")
         self._require_order("prefill-queue-scale-down-threshold", "prefill-queue-scale-up-threshold")

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dynaplan.contract.holds import ReservedGpus
 from dynaplan.fleet.rules.lost_keys import STORE_ID, USER_SET_KEYS, Comparison, PersistedKeys, compare
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.process_table import is_alive
@@ -36,7 +35,7 @@ RESYNC_S = 5.0
 class KeyPersistence:
     """Copies counts, holds, reservations and live settings from store to statefile, and back when lost.
 
-    Also deletes expired holds and reservations, and loans of GPUs to programs that have ended.
+    Also deletes expired holds and reservations, and holds and loans of GPUs of processes that have ended.
     """
 
     def __init__(
@@ -122,9 +121,7 @@ class KeyPersistence:
             before = USER_SET_KEYS[name](text)
         except ValueError:
             return False
-        remaining = before.without_expired(now_s)
-        if isinstance(remaining, ReservedGpus):
-            remaining = remaining.without_ended(self._is_alive)
+        remaining = before.without_expired(now_s).without_ended(self._is_alive)
         if before == remaining:
             return any(entry.until_s or entry.holder for entry in remaining.descriptions.values())
         self._link.replace(name, text, remaining.to_text())

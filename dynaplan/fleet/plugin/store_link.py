@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from dynaplan.contract.model_keys import MODEL_DEMAND, MODEL_ORDERS, MODEL_WORKERS, ModelDemand, demand_in
+from dynaplan.contract.option_changes import OPTION_CHANGE
 from dynaplan.contract.store_keys import (
     DesiredCounts,
     by_name,
@@ -108,6 +109,11 @@ class StoreLink:
         """What planners of models want, as it is in the store; None until that has answered."""
         keys = self._keys
         return None if keys is None else keys.get(scaling_key(self._namespace, MODEL_WORKERS), "")
+
+    @property
+    def option_change(self) -> str:
+        """The last change of an engine's option that was asked for, as text; empty until one is known."""
+        return (self._keys or {}).get(scaling_key(self._namespace, OPTION_CHANGE), "")
 
     @property
     def counts(self) -> DesiredCounts | None:

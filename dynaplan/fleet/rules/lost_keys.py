@@ -15,6 +15,7 @@ from typing import Protocol, Self
 from dynaplan.contract.gpu_standing import SET_APART, GpuStandings
 from dynaplan.contract.holds import HOLDS, RESERVATIONS, Hold, ReservedGpus, RoleHolds
 from dynaplan.contract.model_keys import MODEL_ORDERS, MODEL_WORKERS, ModelOrders, planned_workers_in
+from dynaplan.contract.option_changes import OPTION_CHANGE, OptionChange
 from dynaplan.contract.store_keys import COUNT_KEYS, LIVE_SETTINGS, live_setting
 from dynaplan.util.documents import whole_number
 
@@ -55,7 +56,7 @@ class TimedEntries(Protocol):
         ...
 
 
-USER_SET_KEYS: Mapping[str, Callable[[str], TimedEntries]] = {
+USER_SET_KEYS: Mapping[str, Callable[[str], RoleHolds | ReservedGpus]] = {
     HOLDS: RoleHolds.from_text,
     RESERVATIONS: ReservedGpus.from_text,
 }
@@ -69,6 +70,7 @@ PLANNER_KEYS: Mapping[str, Callable[[str], bool]] = {
     SET_APART: _is_read(GpuStandings.from_text),
     MODEL_ORDERS: _is_read(ModelOrders.from_text),
     MODEL_WORKERS: _is_read(planned_workers_in),
+    OPTION_CHANGE: _is_read(OptionChange.from_text),
 }
 """The planner's keys that are saved, by name, and the test for a valid value."""
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from dynaplan.config.settings.fields import OFF
 from dynaplan.config.settings.planner import Forecast, PlannerSettings
 from dynaplan.contract.counts import Sample
+from dynaplan.contract.option_changes import OptionChange
 from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.backtest import backtest
@@ -170,6 +171,9 @@ class PlannerPolicy:
         service.running_limit = tuning.running_limit
         if self._settings.max_local_prefill_length != OFF:
             service.limit_local_prefill(tuning.max_local_prefill_tokens, tuning.max_local_running)
+
+    async def change_option(self, change: OptionChange) -> None:
+        """Do nothing: a simulated planner tries no options."""
 
     async def apply(self, decision: Decision) -> bool:
         """Have the simulated service scale to the desired counts; it never refuses, so the answer is True."""

@@ -440,10 +440,10 @@ PATIENCE_S = 600.0
 TUNING = frozenset({"sla", "both"})
 """The policies that can set something of running workers."""
 
-UNTUNED = {"max-running-requests": OFF, "max-local-prefill-length": OFF}
+UNTUNED = {"max-running-requests": OFF, "max-local-prefill-length": OFF, "adjust-knobs": False}
 
 
-def _untuned(name: str, policies: Sequence[str]) -> Mapping[str, str]:
+def _untuned(name: str, policies: Sequence[str]) -> Mapping[str, object]:
     """Return options that take back what a policy cannot set, where it is meant for another of them.
 
     Where it is meant for none of them it is refused, as in ``dynaplan serve``.

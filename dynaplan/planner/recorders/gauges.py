@@ -86,8 +86,21 @@ def values_of(record: DecisionRecord) -> dict[str, float]:
             "error_budget_itl_requests": budget.itl_requests,
             "running_limit_requests": tuning.running_limit.most if tuning.running_limit else None,
             "max_local_prefill_tokens": tuning.max_local_prefill_tokens,
+            **_engine_options(record),
         }
     return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
+
+
+def _engine_options(record: DecisionRecord) -> dict[str, float | None]:
+    """Return the sizes of the engines' steps, and the part of the requests that another one would gain."""
+    settings, answer = record.settings, record.observation.backtest
+    trial = answer.best_option if answer else None
+    return {
+        "prefill_max_num_batched_tokens": settings.prefill_step_limit_tokens,
+        "decode_max_num_batched_tokens": settings.decode_step_limit_tokens,
+        "decode_max_num_seqs": settings.decode_max_num_seqs,
+        "best_option_gain": trial.in_time - trial.in_time_before if trial else None,
+    }
 
 
 def _observed(record: DecisionRecord) -> dict[str, float | None]:

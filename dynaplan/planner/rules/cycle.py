@@ -12,6 +12,7 @@ from typing import Protocol
 
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.counts import Sample
+from dynaplan.contract.option_changes import OptionChange
 from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.planner.model import AverageLoad, Decision, Observation, PlannerState, Tuning
 from dynaplan.planner.rules import guards
@@ -54,6 +55,10 @@ class PlannedDeployment(Protocol):
 
     async def tune(self, tuning: Tuning) -> None:
         """Apply these limits (running requests, local prefill) to running workers; never raises."""
+        ...
+
+    async def change_option(self, change: OptionChange) -> None:
+        """Ask for a change of an engine's option; never raises. One that is lost is asked for once more."""
         ...
 
     async def apply(self, decision: Decision) -> bool:
@@ -128,6 +133,9 @@ class PlanningCycle:
         self._is_scaling |= observation.desired.is_pending
         deployment.record(before, observation, decision, self._state)
         await deployment.tune(self._state.tuning)
+        change = self._state.options.change
+        if change and change.asked_s == observation.at_s:
+            await deployment.change_option(change)
         if not decision.is_change:
             return
         if await deployment.apply(decision):

@@ -30,7 +30,7 @@ from dynaplan.planner.model import (
     WorkerLimits,
 )
 from dynaplan.planner.rules import guards
-from dynaplan.planner.rules.engine_options import engine_option_steps
+from dynaplan.planner.rules.engine_options import plan_options
 from dynaplan.planner.rules.load_policy import Situation, Stage, bound, scale_down, scale_up
 from dynaplan.planner.rules.sla_policy import (
     PerformanceModel,
@@ -110,8 +110,9 @@ def _apply_policy(
         return _ask_own_policy(situation, own_policy)
     targets, prediction = situation.current, None
     tuning, steps = tune(situation, model)
-    situation = replace(situation, state=replace(situation.state, tuning=tuning))
-    steps += engine_option_steps(situation)
+    options, noted = plan_options(situation)
+    situation = replace(situation, state=replace(situation.state, tuning=tuning, options=options))
+    steps += noted
     learnt, is_disaggregated = situation.observation.learnt, situation.is_disaggregated
     if situation.settings.is_by_targets and (lacking := learnt.lacking(is_disaggregated=is_disaggregated)):
         situation = replace(situation, floor=targets)

@@ -13,6 +13,7 @@ from dynaplan.config.settings.planner import AUTO, PlannerSettings
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.running_limits import RunningLimit
 from dynaplan.planner.model import DecisionStep, Tuning
+from dynaplan.planner.rules.engine_options import ENGINE_OPTION
 from dynaplan.planner.rules.load_policy import Situation
 from dynaplan.planner.rules.sla_policy import PerformanceModel, apply_corrections
 from dynaplan.planner.sizing.demand_forecast import demand_of
@@ -21,7 +22,7 @@ from dynaplan.planner.sizing.queueing.queueing_model import SteadyState
 from dynaplan.planner.sizing.running_limit import FullWorker, limit_of, most_running
 
 RUNNING_LIMIT, LOCAL_PREFILL = "running limit", "local prefill"
-TUNING_STAGES = (RUNNING_LIMIT, LOCAL_PREFILL)
+TUNING_STAGES = (RUNNING_LIMIT, LOCAL_PREFILL, ENGINE_OPTION)
 """The stages of a decision's trail that set something besides numbers of workers."""
 
 

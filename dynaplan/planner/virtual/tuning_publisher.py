@@ -1,7 +1,8 @@
-"""Publishes what a planner has set of running workers, for frontends that follow it.
+"""Publishes what a planner has set of workers besides their number.
 
-Under a lease: a planner that ends takes its settings along, and those of one that is killed stay for
-``LEASE_INTERVALS``, until the one that is started in its place has decided.
+Changes of engines' options are for the fleet plugin, and stay. The settings of running workers are for
+frontends, under a lease: a planner that ends takes its settings along, and those of one that is killed stay
+for ``LEASE_INTERVALS``, until the one that is started in its place has decided.
 """
 
 from __future__ import annotations
@@ -10,8 +11,14 @@ import logging
 import math
 
 from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.contract.option_changes import OPTION_CHANGE, OptionChange
 from dynaplan.contract.running_limits import running_limits_prefix
-from dynaplan.contract.store_keys import MAX_LOCAL_PREFILL_LENGTH, MAX_LOCAL_RUNNING, live_settings_prefix
+from dynaplan.contract.store_keys import (
+    MAX_LOCAL_PREFILL_LENGTH,
+    MAX_LOCAL_RUNNING,
+    live_settings_prefix,
+    scaling_key,
+)
 from dynaplan.planner.model import Tuning
 from dynaplan.store.locks import RenewedLease
 from dynaplan.store.port import Store
@@ -25,7 +32,7 @@ LEASE_INTERVALS = 3
 
 
 class TuningPublisher:
-    """Writes the tuning of one planner's workers into the key-value store."""
+    """Writes the tuning of one planner's workers, and changes of options, into the key-value store."""
 
     def __init__(self, store: Store, settings: PlannerSettings, clock: Clock) -> None:
         self._store = store
@@ -33,6 +40,8 @@ class TuningPublisher:
         self._limit_key = f"{running_limits_prefix(settings.namespace)}{settings.decode_component}"
         self._ttl_s = math.ceil(LEASE_INTERVALS * settings.adjustment_interval_s)
         self._live_prefix = live_settings_prefix(settings.namespace)
+        self._change_key = scaling_key(settings.namespace, OPTION_CHANGE)
+        self._adjusts_knobs = settings.adjust_knobs
         self._left: dict[str, str] = {}
         """The live settings that a person has set, by key: what was said of them is not said again."""
         self._lease: RenewedLease | None = None
@@ -86,6 +95,26 @@ class TuningPublisher:
         if text or item:
             await self._set(key, text, lease)
         return True
+
+    async def ask(self, change: OptionChange) -> None:
+        """Ask for a change of an engine's option; a failure is logged."""
+        try:
+            await self._store.put(self._change_key, change.to_text())
+        except DynaplanError as error:
+            log.warning("%s is not asked for: %s", change, error)
+
+    async def asked(self) -> OptionChange | None:
+        """Return the last change of an engine's option that was asked for, with its result.
+
+        None where there is none, its value cannot be read, or options are not changed at all. Raises
+        StoreUnavailable.
+        """
+        item = await self._store.get(self._change_key) if self._adjusts_knobs else None
+        try:
+            return OptionChange.from_text(item.value) if item else None
+        except ValueError as error:
+            log.warning("ignoring %s: %s", self._change_key, error)
+            return None
 
     async def close(self) -> None:
         """End the lease of what is published, and so delete it."""

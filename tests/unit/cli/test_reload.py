@@ -17,8 +17,9 @@ from click.testing import CliRunner, Result
 from dynaplan.cli import reload, restart
 from dynaplan.cli.reload import ReloadRun, reload_lock
 from dynaplan.cli.scale_counts import ScaleTimes
+from dynaplan.contract.option_changes import OptionChange
 from dynaplan.fleet import circus_client, deployments
-from dynaplan.fleet.launch import LAUNCH_FILE, RELOADED_FILE, Reload, last_reload
+from dynaplan.fleet.launch import LAUNCH_FILE, RELOADED_FILE, AdjustedOption, Reload, last_reload
 from dynaplan.graph.lifecycle import Role, Worker, WorkerState
 from dynaplan.graph.model import GraphSpec, ServiceSpec
 from dynaplan.store import connections
@@ -59,8 +60,17 @@ class Served:
         found = SimpleNamespace(namespace="ns", runtime_dir=directory)
         monkeypatch.setattr(reload, "connect", lambda _: found)
         monkeypatch.chdir(directory)
-        monkeypatch.setattr(reload, "ReloadRun", lambda *arguments: self)
+        monkeypatch.setattr(reload, "ReloadRun", self._begin)
+        monkeypatch.setattr(reload, "die_with_parent", lambda pid: None)
         self.launch = replace(LAUNCH, graph=GRAPH, config_file=str(self.file), runtime_dir=directory)
+
+    def _begin(self, deployment: Any, graph: GraphSpec, new: Reload, timeout_s: float | None) -> Served:
+        self.new = new
+        return self
+
+    def finish(self) -> None:
+        """Have the last reload's settings as those that run."""
+        (self.runtime_dir / RELOADED_FILE).write_text(replace(self.new, before=None).to_json())
 
     async def run(self, live: dict[str, str], services: list[ServiceSpec]) -> None:
         self.applied.append((live, [each.name for each in services]))
@@ -216,6 +226,85 @@ def test_what_a_killed_reload_has_left_undone_is_still_a_difference(served: Serv
     assert "VllmWorker.max-num-seqs  8    16" in shown
     (served.runtime_dir / RELOADED_FILE).write_text(Reload(after.config, after.config_file).to_json())
     assert "nothing has changed" in served.typed("--dry-run").output
+
+
+SLOTS = OptionChange("VllmWorker", "max-num-seqs", 8, 16, 1.0)
+
+
+def test_the_planner_sets_one_option_and_what_else_is_new_in_the_file_waits(served: Served) -> None:
+    served.write(TARGETS)
+    served.serve()
+    served.write(TARGETS + "  swap-space: 4\n")
+    assert served.typed("-y", "--by-planner", SLOTS.to_text()).exit_code == 0
+    assert served.applied == [({}, ["VllmWorker", "Planner"])]
+    assert served.new.config["VllmWorker"]["max-num-seqs"] == 16
+    assert served.new.adjusted == (AdjustedOption("VllmWorker", "max-num-seqs", 8, 16),)
+    assert "swap-space" not in served.new.config["VllmWorker"]
+
+
+def test_a_reload_by_a_person_keeps_what_the_planner_has_set_unless_the_person_sets_it(
+    served: Served,
+) -> None:
+    served.typed("-y", "--by-planner", SLOTS.to_text())
+    served.finish()
+    assert "nothing has changed" in served.typed("--dry-run").output
+    assert "max-num-seqs  16   8 " in served.typed("--dry-run", "--VllmWorker.max-num-seqs=8").output
+    served.write(YAML.replace("8", "12") + "  swap-space: 4\n")
+    assert "max-num-seqs  16   12" in served.typed("-y").output
+    assert served.new.adjusted == ()
+
+
+def test_a_value_that_is_taken_back_is_the_persons_again(served: Served) -> None:
+    for change in (SLOTS, replace(SLOTS, before=16, after=32), replace(SLOTS, before=32, after=8)):
+        served.typed("-y", "--by-planner", change.to_text())
+        served.finish()
+    assert served.new.config["VllmWorker"]["max-num-seqs"] == 8
+    assert served.new.adjusted == ()
+
+
+def test_an_option_keeps_the_name_that_it_is_configured_by(served: Served) -> None:
+    config = {"VllmWorker": {"engine": "llamacpp", "parallel": 8}}
+    (served.runtime_dir / LAUNCH_FILE).write_text(replace(served.launch, config=config).to_json())
+    served.typed("-y", "--by-planner", SLOTS.to_text())
+    assert served.new.config["VllmWorker"]["parallel"] == 16
+    assert "max-num-seqs" not in served.new.config["VllmWorker"]
+
+
+def test_a_change_of_the_planner_that_was_killed_goes_on_and_one_that_is_made_does_nothing(
+    served: Served,
+) -> None:
+    served.typed("-y", "--by-planner", SLOTS.to_text())
+    (served.runtime_dir / RELOADED_FILE).write_text(served.new.to_json())
+    assert served.typed("-y", "--by-planner", SLOTS.to_text()).exit_code == 0
+    assert len(served.applied) == 2
+    assert served.new.before
+    assert served.new.before["VllmWorker"]["max-num-seqs"] == 8
+    served.finish()
+    assert served.typed("-y", "--by-planner", SLOTS.to_text()).output == "VllmWorker.max-num-seqs is 16\n"
+    assert len(served.applied) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (replace(SLOTS, before=4), "VllmWorker.max-num-seqs is 8, not 4 any more"),
+        (replace(SLOTS, component="Frontend"), "Frontend has no engine"),
+    ],
+)
+def test_the_planner_overrules_nobody(served: Served, change: OptionChange, said: str) -> None:
+    refusal = served.typed("-y", "--by-planner", change.to_text()).exception
+    assert isinstance(refusal, DeploymentError)
+    assert said in str(refusal)
+    assert served.applied == []
+
+
+def test_a_persons_interrupted_reload_is_not_finished_by_the_planner(served: Served) -> None:
+    before = reload._load_new_settings(served.launch, None, [])
+    unfinished = replace(before, before=before.config)
+    (served.runtime_dir / RELOADED_FILE).write_text(unfinished.to_json())
+    refusal = served.typed("-y", "--by-planner", SLOTS.to_text()).exception
+    assert isinstance(refusal, DeploymentError)
+    assert "a reload was interrupted" in str(refusal)
 
 
 def test_a_launch_that_cannot_be_read_is_said(served: Served) -> None:

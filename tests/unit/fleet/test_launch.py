@@ -14,7 +14,7 @@ import pytest
 from dynaplan.config.service_config import CONFIG_VARIABLE
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.contract.gpus import Gpu
-from dynaplan.fleet.launch import RELOADED_FILE, CurrentLaunch, Launch, Reload
+from dynaplan.fleet.launch import RELOADED_FILE, AdjustedOption, CurrentLaunch, Launch, Reload
 from dynaplan.fleet.runtime_dir import (
     address_directory,
     ensure_link,
@@ -56,6 +56,14 @@ LAUNCH = Launch(
 
 def test_a_launch_survives_its_file() -> None:
     assert Launch.from_json(LAUNCH.to_json()) == LAUNCH
+
+
+def test_options_that_the_planner_has_set_survive_the_files_and_are_the_launchs() -> None:
+    adjusted = (AdjustedOption("VllmWorker", "max-num-seqs", None, 16),)
+    reload = Reload({}, adjusted=adjusted)
+    assert Reload.from_json(reload.to_json()) == reload
+    launch = reload.applied_to(LAUNCH)
+    assert Launch.from_json(launch.to_json()).adjusted == adjusted
 
 
 def test_a_worker_watcher_restarts_nothing_and_holds_only_what_differs() -> None:

@@ -18,6 +18,7 @@ import pytest
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.config.stock import PLANNER
 from dynaplan.contract.counts import PoolSizes
+from dynaplan.contract.option_changes import OptionChange
 from dynaplan.graph.lifecycle import Role
 from dynaplan.kubernetes.client import KubernetesClient
 from dynaplan.planner.assembly import (
@@ -31,6 +32,7 @@ from dynaplan.planner.assembly import (
 )
 from dynaplan.planner.deployment import DeploymentValidationError
 from dynaplan.planner.model import DecisionRecord, ErrorBudget, PlannerState, WorkerLimits
+from dynaplan.planner.option_memory import OptionMemory, ServedPart
 from dynaplan.planner.recorders.decision_log import recent_records
 from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.service import Planner
@@ -247,6 +249,13 @@ def test_grace_and_corrections_begin_anew():
     assert state.corrections == PlannerState().corrections
 
 
+def test_what_is_remembered_of_the_engines_options_goes_on():
+    change = OptionChange("VllmWorker", "max-num-seqs", 8, 16, 1.0)
+    options = OptionMemory(change, served=(ServedPart(60.0, 9.0, 1.0, 900.0),))
+    document = {**record(), "next_state": replace(KNOWN, options=options).to_json()}
+    assert restore_state([document], SETTINGS, AT).options == options
+
+
 @pytest.mark.parametrize(
     ("before", "now"),
     [
@@ -288,6 +297,11 @@ def asks_after(documents: list[dict[str, Any]]) -> bool:
 
 def test_a_restart_goes_on_with_the_traffic_of_the_last_window():
     assert asks_after([seen_traffic(minutes / 6) for minutes in range(60)])
+
+
+def test_traffic_of_engines_with_other_steps_is_no_evidence_of_what_these_keep():
+    other = replace(SETTINGS, decode_max_num_seqs=8)
+    assert not asks_after([seen_traffic(minutes / 6, other) for minutes in range(60)])
 
 
 def test_older_traffic_that_of_another_deployment_and_what_cannot_be_read_is_no_evidence():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from dynaplan.config.settings.planner import PlannerSettings
+from dynaplan.contract.option_changes import OptionChange
 from dynaplan.contract.running_limits import RunningLimit
 from dynaplan.planner.model import Tuning
 from dynaplan.planner.virtual.tuning_publisher import TuningPublisher
@@ -144,3 +146,26 @@ async def test_a_length_follows_the_load_and_gives_the_configured_one_back() -> 
     await published.publish(Tuning())
     assert not store.items
     await published.close()
+
+
+CHANGE = OptionChange("VllmWorker", "max-num-seqs", 8, 16, 1.0)
+CHANGE_KEY = "v1/ns/planner_extensions/option_change"
+
+
+async def test_a_change_of_an_option_is_in_the_store_and_read_back_and_outlives_the_planner() -> None:
+    store = FakeStore()
+    adjusting = TuningPublisher(store, replace(SETTINGS, adjust_knobs=True), LoopClock())
+    assert await adjusting.asked() is None
+    await adjusting.ask(CHANGE)
+    await adjusting.close()
+    assert await adjusting.asked() == CHANGE
+    assert await publisher(store).asked() is None
+    await store.put(CHANGE_KEY, "16")
+    assert await adjusting.asked() is None
+
+
+async def test_a_change_that_the_store_does_not_take_is_no_error() -> None:
+    store = FakeStore()
+    store.go_away()
+    await publisher(store).ask(CHANGE)
+    assert CHANGE_KEY not in store.items

@@ -266,6 +266,21 @@ async def test_holds_with_hours_and_reservations_whose_time_is_over_are_released
     ]
 
 
+async def test_a_hold_for_a_restart_ends_with_the_command_that_was_killed() -> None:
+    holder = ProcessIdentity(4711, 99, "boot")
+    made = RoleHolds(prefill=Hold(1, 1, by="bob"), decode=Hold(2, 2, by="alice", holder=holder))
+    world, alive = World({"holds": made.to_text()}), {holder}
+    world.keys = KeyPersistence(
+        cast(Any, world.link), cast(Any, world.document), world.terminal, is_alive=alive.__contains__
+    )
+    await world.look(holds=made.to_text())
+    assert world.link.replaced == []
+    alive.clear()
+    await world.look(holds=made.to_text())
+    left = RoleHolds(prefill=Hold(1, 1, by="bob"))
+    assert world.link.replaced == [("holds", made.to_text(), left.to_text())]
+
+
 async def test_a_loan_ends_with_the_process_that_holds_it() -> None:
     holder = ProcessIdentity(4711, 99, "boot")
     loan = Hold(by="alice", command="train", holder=holder)

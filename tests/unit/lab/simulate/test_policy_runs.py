@@ -29,13 +29,18 @@ def test_a_start_up_time_of_the_engine_is_refused_as_it_is_an_option_of_the_simu
         list(run_simulations(replace(OPTIONS, engine={"startup-time": 3})))
 
 
+SET_BY_TARGETS = {"max-running-requests": 4}, {"adjust-knobs": True}
+
+
+@pytest.mark.parametrize("planner", SET_BY_TARGETS, ids=str)
 @pytest.mark.parametrize("policies", [("load",), ("formula",), ("load", "formula")])
-def test_what_no_policy_can_set_of_running_workers_is_refused_as_serve_refuses_it(policies) -> None:
-    options = replace(OPTIONS, policies=policies, planner={"max-running-requests": 4})
-    with pytest.raises(ConfigError, match="max-running-requests is 4"):
+def test_what_no_policy_can_set_of_workers_is_refused_as_serve_refuses_it(policies, planner) -> None:
+    options = replace(OPTIONS, policies=policies, planner=planner)
+    with pytest.raises(ConfigError, match=f"{next(iter(planner))} is "):
         list(run_simulations(options))
 
 
-def test_beside_a_policy_that_sets_it_the_others_go_without() -> None:
-    options = replace(OPTIONS, policies=("load", "best-static", "sla"), planner={"max-running-requests": 4})
+@pytest.mark.parametrize("planner", SET_BY_TARGETS, ids=str)
+def test_beside_a_policy_that_sets_it_the_others_go_without(planner) -> None:
+    options = replace(OPTIONS, policies=("load", "best-static", "sla"), planner=planner)
     assert len(list(run_simulations(options))) == 3

@@ -1,0 +1,99 @@
+"""Has the changes of engines' options made that the planner asks for: by ``dynaplan reload``, one at a time.
+
+The command is a child of the plugin, and the kernel ends it with the plugin. A change without a result is
+begun again by the next plugin: the command finds the reload that was not finished, and goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dynaplan.contract.option_changes import DONE, OPTION_CHANGE, OptionChange
+from dynaplan.process.subprocesses import kill_with_group, start_process
+
+if TYPE_CHECKING:
+    from dynaplan.fleet.plugin.store_link import StoreLink
+
+log = logging.getLogger(__name__)
+
+RESYNC_S = 5.0
+"""Longest time between two looks at the key: a change of it is seen at once."""
+
+MAX_RESULT_CHARACTERS = 300
+"""The part of a failure that is kept: it stands in the trail of decisions."""
+
+Carry = Callable[[str, OptionChange], Awaitable[str]]
+"""Makes a change in the deployment of that namespace; returns its result."""
+
+
+class OptionChanges:
+    """The changes of options of one deployment; ``carry`` makes one."""
+
+    def __init__(self, namespace: str, link: StoreLink, carry: Carry | None = None) -> None:
+        self._namespace = namespace
+        self._link = link
+        self._carry = carry or reload_option
+        self._made: tuple[str, str] = "", ""
+
+    async def run(self) -> None:
+        """Make each change that has no result yet, and write its result, until it is cancelled."""
+        changed = asyncio.Event()
+        self._link.on_persisted_change(changed.set)
+        while True:
+            changed.clear()
+            await self.poll()
+            try:
+                async with asyncio.timeout(RESYNC_S):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+    async def poll(self) -> None:
+        """Make the change that is asked for, if there is one, and have its result written.
+
+        A result that was not written, since the store was away, is written again.
+        """
+        text = self._link.option_change
+        change = _read(text)
+        if change is None or change.result:
+            return
+        if self._made[0] != text:
+            log.info("engine option %s: it begins", change)
+            result = await self._carry(self._namespace, change)
+            log.info("engine option %s: %s", change, result)
+            self._made = text, replace(change, result=result).to_text()
+        self._link.replace(OPTION_CHANGE, *self._made)
+
+
+async def reload_option(namespace: str, change: OptionChange) -> str:
+    """Run ``dynaplan reload`` for the change, and return its result."""
+    words = ("reload", namespace, "--yes", "--by-planner", change.to_text())
+    process = await start_process(
+        *(sys.executable, "-P", "-m", "dynaplan", *words), stdin=DEVNULL, stdout=PIPE, stderr=PIPE
+    )
+    try:
+        printed, errors = await process.communicate()
+    finally:
+        kill_with_group(process)
+        await process.wait()
+    for line in printed.decode(errors="replace").splitlines():
+        log.info("reload: %s", line)
+    told = errors.decode(errors="replace").strip()
+    if not process.returncode:
+        return DONE
+    return told.rpartition("Error: ")[2][:MAX_RESULT_CHARACTERS] or f"exit code {process.returncode}"
+
+
+def _read(text: str) -> OptionChange | None:
+    """Return the change that the key holds; None for none, and for a value that is none."""
+    try:
+        return OptionChange.from_text(text) if text else None
+    except ValueError as error:
+        log.debug("ignoring %s: %s", OPTION_CHANGE, error)
+        return None
