@@ -27,7 +27,7 @@ def test_an_entry_becomes_the_section_of_its_workers_and_its_times_are_in_second
     config: dict[str, dict[str, Any]] = {
         "Common": {"engine": "sim", "ttl": "10m"},
         "Models": {
-            "org/qwen-2.5": {"model": "x.gguf", "engine": "llamacpp", "memory": "5 GiB", "max_model_len": 8},
+            "org/qwen-2.5": {"model": "x.gguf", "engine": "llamacpp", "memory": "5 GB", "max_model_len": 8},
             "e5": {"ttl": 0, "pin": True, "aliases": ["embed"]},
         },
     }

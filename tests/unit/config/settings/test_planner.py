@@ -121,6 +121,7 @@ def test_the_defaults_are_documented_ones():
         "prefill-component": "PrefillWorker",
         "policy": "load",
         "sizing": "queueing",
+        "adjust-knobs": False,
         "max-running-requests": "off",
         "max-local-prefill-length": "off",
         "load-predictor": "kalman",
