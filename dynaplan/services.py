@@ -5,7 +5,6 @@ Each service's implementation is imported when its process starts, so that a gra
 
 from __future__ import annotations
 
-import gc
 from functools import partial
 
 from dynaplan.config.service_config import known_options
@@ -81,10 +80,9 @@ class Frontend:
     async def start(self) -> None:
         """Listen on the public port and answer requests with the workers of the graph."""
         from dynaplan.fleet.deployment_metrics import DeploymentMetrics
-        from dynaplan.gateway.server import start_frontend
+        from dynaplan.gateway.server import spare_collections, start_frontend
         from dynaplan.webui.routes import make_page
 
         runtime = dynamo_context["runtime"]
         await start_frontend(runtime, make_page, DeploymentMetrics(runtime))
-        # All that is imported stays. The garbage collector took 40 ms for it, in which streams stood still.
-        gc.freeze()
+        spare_collections()

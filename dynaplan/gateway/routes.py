@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
@@ -79,6 +80,7 @@ class FrontendRoutes:
         self._path = path
         self._browsers = path.admission.browsers
         self._begun = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._deployment_metrics = deployment_metrics
         self._created_s = int(time.time())
         self.is_draining = False
@@ -161,20 +163,29 @@ class FrontendRoutes:
         raise ApiError(404, f"There is no {path} here. {hint}", code=UNKNOWN_URL, metric="not_found")
 
     def _answer_by_worker(self, request: Request, endpoint: ApiPath) -> Awaitable[None]:
-        if self._begun >= MAX_STARTS_A_TURN:
+        if self._begun == MAX_STARTS_A_TURN:
             return self._answer_later(request, endpoint)
         if not self._begun:
-            asyncio.get_running_loop().call_soon(self._end_turn)
+            asyncio.get_running_loop().call_soon(self._begin_turn)
         self._begun += 1
         return self._path.answer(Client(request), endpoint)
 
     async def _answer_later(self, request: Request, endpoint: ApiPath) -> None:
-        while self._begun >= MAX_STARTS_A_TURN:
-            await asyncio.sleep(0)
-        await self._answer_by_worker(request, endpoint)
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        await turn
+        await self._path.answer(Client(request), endpoint)
 
-    def _end_turn(self) -> None:
+    def _begin_turn(self) -> None:
+        """Let the requests begin that wait for it, as many as may, in their order."""
         self._begun = 0
+        while self._waiting and self._begun < MAX_STARTS_A_TURN:
+            turn = self._waiting.popleft()
+            if not turn.done():  # its client has left
+                turn.set_result(None)
+                self._begun += 1
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
 
     async def _list_models(self, request: Request) -> Response:
         holder = self._path.admission.check_key(request.headers)

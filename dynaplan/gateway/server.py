@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -102,6 +103,23 @@ class MakePage(Protocol):
 
 def no_page(runtime: WorkerRuntime, settings: FrontendSettings, chat: Handler) -> Page | None:
     return None
+
+
+MAX_NEW_OBJECTS = 20_000
+"""Objects made since the garbage collector looked last, less those that are gone, after which it looks again.
+
+It goes through them in some 2 ms.
+"""
+
+
+def spare_collections() -> None:
+    """Have the garbage collector leave alone what this process has imported, and look seldom at what is new.
+
+    All that is imported stays: to go through it took 40 ms, in which streams stood still. Requests leave
+    nothing to the collector: to go through those of 256 streams took a tenth of the frontend's time.
+    """
+    gc.freeze()
+    gc.set_threshold(MAX_NEW_OBJECTS)
 
 
 async def start_frontend(

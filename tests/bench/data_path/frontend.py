@@ -8,7 +8,6 @@ which the workers are registered: no etcd, no NATS, no supervisor whose processo
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import sys
 from typing import Any
@@ -17,7 +16,7 @@ import uvloop
 
 from dynaplan.config.frontend import read_settings
 from dynaplan.events.port import Messenger
-from dynaplan.gateway.server import FrontendServer
+from dynaplan.gateway.server import FrontendServer, spare_collections
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.store.memory import MemoryStore
@@ -56,7 +55,7 @@ async def serve(port: int, options: dict[str, Any], worker_ports: list[int]) -> 
     )
     settings = read_settings([("Frontend", options)], {"DYNAMO_PORT": str(port)})
     await FrontendServer(runtime, settings).start()
-    gc.freeze()  # as the service Frontend
+    spare_collections()
     await asyncio.Event().wait()
 
 
