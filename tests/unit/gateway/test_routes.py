@@ -46,3 +46,14 @@ async def test_of_requests_that_come_at_once_some_begin_in_each_turn_of_the_loop
     assert path.begun.total() == 100
     assert max(path.begun.values()) <= MAX_STARTS_A_TURN
     assert len(path.begun) < 10
+
+
+async def test_a_request_whose_client_leaves_while_it_waits_to_begin_keeps_no_other_from_it() -> None:
+    path = CountingPath()
+    routes = FrontendRoutes(cast(Any, path), cast(Any, None))
+    tasks = [asyncio.ensure_future(routes.handle(CHAT)) for _ in range(3 * MAX_STARTS_A_TURN)]
+    await asyncio.sleep(0)
+    for each in tasks[MAX_STARTS_A_TURN : 2 * MAX_STARTS_A_TURN]:
+        each.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert path.begun.total() == 2 * MAX_STARTS_A_TURN

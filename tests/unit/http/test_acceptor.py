@@ -1,4 +1,4 @@
-"""One connection for each turn of the loop, none lost at the end, and rest when the machine has no more.
+"""Whose turn a connection is, none lost at the end, and rest when the machine has no more.
 
 The number of connections stays below that of the descriptors.
 
@@ -22,7 +22,7 @@ import pytest
 import uvloop
 
 from dynaplan.http import acceptor
-from dynaplan.http.acceptor import Acceptor
+from dynaplan.http.acceptor import MAX_ACCEPTED_A_TURN, Acceptor
 from dynaplan.http.limits import MAX_CONNECTIONS, ConnectionLimits, raw_error
 from dynaplan.http.tls import ServerTls
 from dynaplan.util.sockets import bound_socket, holding_socket
@@ -69,6 +69,26 @@ async def test_processes_on_one_socket_share_what_waits() -> None:
     for acceptor in both:
         await acceptor.stop()
     assert sorted(answers) == [b"a"] * 10 + [b"b"] * 10
+
+
+async def test_a_process_that_is_alone_accepts_several_in_a_turn_and_no_more_than_have_room() -> None:
+    accepted: list[socket.socket] = []
+
+    def welcome(connection: socket.socket) -> asyncio.Protocol:
+        accepted.append(connection)
+        return Greeter(b"a")
+
+    listen_on = bound_socket("127.0.0.1", 0)
+    listen_on.listen()
+    acceptor = Acceptor(listen_on, welcome, has_room=lambda: len(accepted) != MAX_ACCEPTED_A_TURN + 2)
+    with clients(acceptor.address[1], MAX_ACCEPTED_A_TURN + 3) as waiting:
+        acceptor.start()
+        acceptor._accept()
+        assert len(accepted) == MAX_ACCEPTED_A_TURN
+        acceptor._accept()
+        assert len(accepted) == MAX_ACCEPTED_A_TURN + 2
+        await acceptor.stop()
+        assert await greetings(waiting) == [b"a"] * len(waiting)
 
 
 async def test_what_waits_at_the_end_is_accepted_and_the_socket_of_others_stays_open() -> None:
