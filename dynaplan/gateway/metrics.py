@@ -124,7 +124,6 @@ class _RequestCounts:
 
     def __init__(self, metrics: FrontendMetrics, *labels: str) -> None:
         self._metrics = metrics
-        self.of_model = metrics.of_model(labels[0])
         self._labels = (metrics.namespace, *labels)
         # Labelled once, as those of a model are.
         self._started_total = metrics.started_total.labels(*self._labels)
@@ -164,7 +163,7 @@ class RequestRecord:
         self._metrics = metrics
         self._now_s = metrics.now_s
         self._counts = metrics.counts_of(model, endpoint, is_stream)
-        self._of_model = self._counts.of_model
+        self._of_model = metrics.of_model(model)
         self.begun_s = self._last_s = self._now_s()
         self.output_tokens = 0
         self.ttft_s: float | None = None

@@ -93,6 +93,15 @@ def test_a_request_is_inflight_until_it_ends_and_queued_until_it_answers() -> No
     assert (samples(metrics)["inflight_requests"], samples(metrics)["queued_requests"]) == (0, 0)
 
 
+def test_a_refused_request_is_counted_and_makes_no_series_of_a_model() -> None:
+    metrics = FrontendMetrics("ns", ManualClock().now_s)
+    metrics.count_refusal("completions", "validation")
+    metrics.record("m", "completions", is_stream=False)
+    assert samples(metrics)["requests_total"] == 1
+    assert b'inflight_requests{dynamo_namespace="ns",model="m"}' in metrics.render()
+    assert b'inflight_requests{dynamo_namespace="ns",model="unknown"}' not in metrics.render()
+
+
 def test_a_failed_request_counts_and_does_not_change_the_lengths() -> None:
     metrics = FrontendMetrics("ns", ManualClock().now_s)
     metrics.record("m", "completions", is_stream=False).finish("internal", input_tokens=7)
