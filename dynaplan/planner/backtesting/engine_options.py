@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from dynaplan.config.settings.planner import PlannerSettings, worker_sizes
@@ -97,9 +96,7 @@ def _trial(
     service = replace(search.service, engines={**search.service.engines, **changed})
     other = _misses(search, service, present.since(search.begin_s).either)
     before, after = _in_time(search, present), _in_time(search, other)
-    came = [each.count for each in search.window]
-    shift = odds_shift(came, _by_interval(search, present), _by_interval(search, other))
-    is_certain = after >= before + MIN_GAIN and shift > 0
+    is_certain = after >= before + MIN_GAIN and _is_beyond_chance(search, present, other)
     present_value = getattr(engine, option.field)
     return OptionTrial(component, option.name, present_value, value, before, after, is_certain)
 
@@ -121,7 +118,7 @@ def _in_time(search: Search, misses: MissCounts) -> float:
     return round(1 - held / search.requests, 4)
 
 
-def _by_interval(search: Search, misses: MissCounts) -> list[float]:
-    begins_s = [*(each.begin_s for each in search.window), search.window[-1].end_s]
-    since = [misses.since(each).either for each in begins_s]
-    return [first - then for first, then in pairwise(since)]
+def _is_beyond_chance(search: Search, more: MissCounts, fewer: MissCounts) -> bool:
+    """Tell whether chance does not explain that many more misses; both are of the whole window."""
+    came = [each.count for each in search.window]
+    return odds_shift(came, more.by_interval(search.begin_s), fewer.by_interval(search.begin_s)) > 0
