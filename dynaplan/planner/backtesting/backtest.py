@@ -67,7 +67,7 @@ def backtest(
         tried=tuple(map(_as_tried, (best, *others[: MAX_COMPARED - 1]))),
         corrections=corrections,
         stood=stood.splits[:MAX_STOOD],
-        is_held=bool(stood.ttft_shift or stood.itl_shift),
+        is_held=bool(stood.ttft_shift or stood.itl_shift or stood.worse),
         best_option=try_options(search, settings) if question.tries_options else None,
     )
 

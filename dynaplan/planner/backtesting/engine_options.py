@@ -114,7 +114,7 @@ def _misses(search: Search, service: ServiceSettings, at_most: int) -> MissCount
 
 def _in_time(search: Search, misses: MissCounts) -> float:
     """Return the part of the requests that met both targets, held to the record."""
-    held = search.record.held(search.requests, misses.since(search.begin_s))
+    held = search.record.held(search.present, search.requests, misses.since(search.begin_s))
     return round(1 - held / search.requests, 4)
 
 

@@ -24,6 +24,11 @@ window (``chance.py``). Then what any split misses of that target is shifted by 
 logit(m / n) - logit(f / n). More than was foretold is held against every split; less is not counted in favour
 of one, because splits with fewer workers have no record.
 
+**What stood for a part of the time** is compared in its own intervals, and the replay has the backlog that it
+took over. Where it missed more than foretold there, beyond chance, neither it nor a split with no more
+workers of either role is said to miss less than it did. Odds alone do not say that: of a split without a
+simulated miss they are 0.
+
 **What stood all the time** needs no model: its measured misses count in place of simulated ones, where they
 are of ``MIN_COMPARED`` of the requests at least: few of them say nothing when most are not streamed.
 
@@ -51,6 +56,7 @@ from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
 from dynaplan.planner.backtesting.intervals import RECENT_S, Interval
 from dynaplan.planner.backtesting.runs import KeptRuns, Misses
 from dynaplan.planner.model import Corrections, SplitRecord
+from dynaplan.planner.sizing.limits import raise_to
 from dynaplan.simulation.simulated_service import ServiceSettings
 
 TOLERANCE = 1.1
@@ -95,13 +101,15 @@ class ServedRecord:
 
     ``newest`` is the record of the last ten minutes, where the same workers served all the time; else None.
     The shifts are logarithms of odds, at least 0: by so much more of the requests miss a target than is
-    simulated. ``effect`` is the design effect of the measured misses.
+    simulated. ``worse`` are the splits that missed more than foretold, and the parts of their requests that
+    missed the TTFT and the ITL, 0 where foretold. ``effect`` is the design effect of the measured misses.
     """
 
     splits: tuple[SplitRecord, ...] = ()
     newest: SplitRecord | None = None
     ttft_shift: float = 0.0
     itl_shift: float = 0.0
+    worse: tuple[tuple[PoolSizes, float, float], ...] = ()
     effect: float = 1.0
 
     def of_standing(self, workers: PoolSizes, requests: float) -> tuple[SplitRecord, SplitRecord] | None:
@@ -114,13 +122,17 @@ class ServedRecord:
         is_enough = self.splits[0].requests >= max(1.0, MIN_COMPARED * requests)
         return (self.splits[0], self.newest) if is_enough else None
 
-    def held(self, requests: int, simulated: Misses) -> float:
-        """Return how many of the requests miss a target: those ``simulated``, and more by the shifts."""
+    def held(self, workers: PoolSizes, requests: int, simulated: Misses) -> float:
+        """Return how many of the requests miss a target: those ``simulated``, and more by the record."""
         if not requests:
             return 0.0
-        late = requests * _shifted(simulated.ttft / requests, self.ttft_shift)
-        long = requests * _shifted(simulated.itl / requests, self.itl_shift)
-        return min(requests, simulated.either + late - simulated.ttft + long - simulated.itl)
+        late = _shifted(simulated.ttft / requests, self.ttft_shift)
+        long = _shifted(simulated.itl / requests, self.itl_shift)
+        for others, least_late, least_long in self.worse:
+            if raise_to(workers, others) == others:
+                late, long = max(late, least_late), max(long, least_long)
+        more = requests * (late + long) - simulated.ttft - simulated.itl
+        return min(requests, simulated.either + more)
 
 
 def _shifted(part: float, shift: float) -> float:
@@ -241,15 +253,14 @@ def compare(window: DrawnWindow, replayed: Sequence[Traffic]) -> ServedRecord:
     ]
     streamed = _streamed_part(pairs)
     records = [_record(interval, traffic, streamed) for interval, traffic in pairs]
-    came = [each.requests for each in records]
-    ttft = odds_shift(came, [each.late for each in records], [each.foretold_late for each in records])
-    itl = odds_shift(came, [each.long for each in records], [each.foretold_long for each in records])
-    splits = {each.workers: None for each in reversed(records)}
-    by_split = (_sum([each for each in records if each.workers == workers]) for workers in splits)
+    by_split: dict[PoolSizes, list[SplitRecord]] = {each.workers: [] for each in reversed(records)}
+    for each in records:
+        by_split[each.workers].append(each)
+    worse = tuple(each for each in map(_worse, by_split.values()) if any(each[1:]))
     is_one = bool(records) and len({each.serving for each in intervals}) == 1
     newest = _sum(records[-len(window.newest(RECENT_S).intervals) :]) if is_one else None
-    effect = design_effect(came, [each.missed for each in records])
-    return ServedRecord(tuple(by_split), newest, ttft, itl, effect)
+    effect = design_effect([each.requests for each in records], [each.missed for each in records])
+    return ServedRecord(tuple(map(_sum, by_split.values())), newest, *_shifts(records), worse, effect)
 
 
 def _streamed_part(pairs: Sequence[tuple[Interval, Traffic]]) -> float:
@@ -288,6 +299,20 @@ def _sum(records: Sequence[SplitRecord]) -> SplitRecord:
             total.foretold_long + each.foretold_long,
         )
     return total
+
+
+def _worse(records: Sequence[SplitRecord]) -> tuple[PoolSizes, float, float]:
+    total, (ttft, itl) = _sum(records), _shifts(records)
+    late = min(1.0, total.late / total.requests) if ttft else 0.0
+    return total.workers, late, min(1.0, total.long / total.requests) if itl else 0.0
+
+
+def _shifts(records: Sequence[SplitRecord]) -> tuple[float, float]:
+    came = [each.requests for each in records]
+    return (
+        odds_shift(came, [each.late for each in records], [each.foretold_late for each in records]),
+        odds_shift(came, [each.long for each in records], [each.foretold_long for each in records]),
+    )
 
 
 def odds_shift(came: Sequence[float], measured: Sequence[float], foretold: Sequence[float]) -> float:

@@ -4,8 +4,7 @@ The traffic of the last window is simulated (``dynaplan/simulation``) on splits 
 with the engines' model and the dispatch of the live service. No queueing theory, and nothing is fitted: what
 is asked is what a user would try with ``dynaplan simulate``.
 
-**Kept.** N requests came in the window, of which the part p may miss a target (1 - percentile / 100, less
-what was missed too much lately, ``Search.may_miss``).
+**Kept.** N requests came in the window, of which the part p may miss a target (1 - percentile / 100).
 
 1. A split that is there, or that has more GPUs, keeps the promise when no more than N p requests miss.
 2. One with fewer GPUs than there are must keep it beyond chance, as requests miss together (``chance.py``).
@@ -205,7 +204,7 @@ def run(search: Search, workers: PoolSizes, *, is_whole: bool = False) -> Trial:
         course = kept.copy()
     course.finish()
     simulated = course.misses.since(search.begin_s)
-    held = search.record.held(count, simulated)
+    held = search.record.held(workers, count, simulated)
     effect = design_effect([each.count for each in search.window], course.misses.by_interval(search.begin_s))
     is_kept = held <= max(0.0, allowed_misses(count, search.may_miss, margin, effect))
     is_kept = is_kept and _kept_lately(search, course, held - simulated.either)

@@ -106,14 +106,16 @@ def test_a_role_that_is_not_fitted_keeps_its_factor() -> None:
 # -- held to the record -----------------------------------------------------------------------------------
 
 
-def compared(late: list[float], foretold: list[float]) -> ServedRecord:
+def compared(
+    late: list[float], foretold: list[float], stood: tuple[PoolSizes, ...] = (ONE_EACH,) * 24
+) -> ServedRecord:
     """Of 100 requests in each interval that many missed the TTFT, and were foretold to."""
     known = traffic(10.0)
     assert known.isl
     assert known.osl
     intervals = [
-        Interval(10.0, 100.0, (), known.isl, known.osl, serving=ONE_EACH, late=each, long=0.0)
-        for each in late
+        Interval(10.0, 100.0, (), known.isl, known.osl, serving=workers, late=each, long=0.0)
+        for each, workers in zip(late, stood, strict=True)
     ]
     simulated = [replace(known, over_ttft=((500.0, each),), over_itl=((20.0, 0.0),)) for each in foretold]
     times = [TracedRequest(10.0 * number, 1, 1) for number in range(len(late))]
@@ -122,16 +124,26 @@ def compared(late: list[float], foretold: list[float]) -> ServedRecord:
 
 def test_more_misses_than_foretold_are_held_against_every_split_by_their_odds() -> None:
     stood = compared([20.0] * 24, [2.0] * 24)
-    assert stood.held(1000, Misses(20, 0, 20)) == pytest.approx(200, rel=0.05)
-    assert 50 < stood.held(1000, Misses(5, 0, 5)) < 70
-    assert stood.held(1000, Misses(0, 20, 20)) == pytest.approx(
+    assert stood.held(TWO_AND_ONE, 1000, Misses(20, 0, 20)) == pytest.approx(200, rel=0.05)
+    assert 50 < stood.held(TWO_AND_ONE, 1000, Misses(5, 0, 5)) < 70
+    assert stood.held(TWO_AND_ONE, 1000, Misses(0, 20, 20)) == pytest.approx(
         20
     )  # of the ITL as many missed as were foretold
 
 
+def test_what_one_split_missed_is_held_against_it_and_those_with_no_more_workers() -> None:
+    late = [0.0] * 12 + [60.0] * 12
+    stood = compared(late, [0.0] * 24, (TWO_AND_ONE,) * 12 + (ONE_EACH,) * 12)
+    nobody = Misses(0, 0, 0)
+    assert stood.held(ONE_EACH, 1000, nobody) == pytest.approx(600)
+    assert stood.held(TWO_AND_ONE, 1000, nobody) == 0
+    foretold = compared(late, late, (TWO_AND_ONE,) * 12 + (ONE_EACH,) * 12)
+    assert foretold.held(ONE_EACH, 1000, nobody) == 0
+
+
 def test_as_many_misses_within_chance_and_fewer_than_foretold_are_held_against_nobody() -> None:
     for late, foretold in (([5.0] * 24, [4.5] * 24), ([2.0] * 24, [20.0] * 24)):
-        assert compared(late, foretold).held(1000, Misses(20, 0, 20)) == pytest.approx(20)
+        assert compared(late, foretold).held(ONE_EACH, 1000, Misses(20, 0, 20)) == pytest.approx(20)
 
 
 def test_misses_that_come_together_are_chance_where_as_many_single_ones_are_not() -> None:
