@@ -19,8 +19,8 @@ in ``metrics``).
 **Decide.** ``rules/decision.py``: ``decide(settings, state, observation, model) -> (state, decision)``. Pure
 and total; each stage leaves a step in the decision's trail. With targets (``rules/sla_policy.py``):
 
-4. *Error budget*: requests that may still miss without breaking the promise over ``slo-window``; what was
-   missed too much the next backtest makes up for: ``sizing/error_budget.py``.
+4. *Error budget*: requests that may still miss without breaking the promise over ``slo-window``, an account
+   that is shown: ``sizing/error_budget.py``.
 5. *Corrections*: factors of step times, refitted by the last backtest: ``backtesting/record.py``.
 6. *Demands* between L and L + T, the backlog of the prefill queue among them: ``sizing/look_ahead.py``.
 7. *Size* of each demand: the fewest workers with chance(TTFT > target) and chance(ITL > target) within the

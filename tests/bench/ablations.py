@@ -55,7 +55,6 @@ PARTS: Mapping[str, Part] = {
     "an ended load": Part({f"{SCHEDULE}.load_change": never(LOAD_BELOW)}),
     "the forecast adds": Part({f"{SCHEDULE}.load_change": never(LOAD_ABOVE)}),
     "exchange of roles": Part({"planner.backtesting.search._Climb._exchange": lambda _, best: best}),
-    "fewer misses after too many": Part({f"{SCHEDULE}.MIN_MISS_FRACTION": 1.0}),
     "held to the record": Part({"planner.backtesting.record.compare": lambda *_: ServedRecord()}),
     "the Kalman filter": Part(planner={"load-predictor": "constant"}),
     "looking ahead": Part(
@@ -97,7 +96,6 @@ CASES = (
     _first_minutes("batches:every=95.7,size=81.5,seed=322", 60.0)("dispersion by scale"),
     _first_minutes("batches:every=95.7,size=81.5,seed=322", 60.0)("dispersion"),
     Case("held to the record", UNCORRECTED, speed=0.7),
-    Case("fewer misses after too many", UNCORRECTED, speed=0.7),
     Case("refitted step times", BURSTS, speed=0.7),
     Case("refitted step times", WAVE, speed=0.7),
     Case("refitted step times", WAVE, speed=1.3),

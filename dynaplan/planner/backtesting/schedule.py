@@ -7,17 +7,15 @@
   ``MAX_CPU_SHARE`` of a core is spent in the mean.
 - A worker leaves only in the interval in which an answer comes (``BacktestResult.is_new``), so an answer
   never removes what was added after its evidence.
-- After the load was above all that had been backtested, an answer only adds for ten minutes: what is new is a
-  small part of the window, and who was added for it would leave by the rest. Likewise while the window is
-  shorter than ``MIN_LIVES`` lives of an answer: most of what came in it still runs.
+- After the load was above all that had been backtested, an answer only adds for as many intervals as are
+  compared with the evidence (``MAX_STRETCH``): until then it may still be growing, and who was added for it
+  would leave by what came before it.
 - A backtest that fails or is killed at its deadline leaves the last answer, which then adds only.
 - A load that has ended stays so, though the next backtests see its end as well as its peak, until there is
   one that sees nothing before the end, or the load comes back.
 - After workers failed within the window, an answer only adds, though all serve again: the workers that a
   backtest simulates never fail.
 - Once in a window the engines' options are tried as well; what was found holds until they are again.
-- What was missed too much lately (the error budget) is made up for: the next answer may miss as much less,
-  down to half of what is promised.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.traffic import Traffic
 from dynaplan.planner.backtesting.chance import min_requests
-from dynaplan.planner.backtesting.evidence import Evidence, load_change, peak_part
+from dynaplan.planner.backtesting.evidence import MAX_STRETCH, Evidence, load_change, peak_part
 from dynaplan.planner.backtesting.intervals import RECENT_S, Interval
 from dynaplan.planner.learnt_timings import LearntTimings
 from dynaplan.planner.model import (
@@ -47,9 +45,6 @@ from dynaplan.planner.sizing.look_ahead import lookahead
 BACKTESTS_PER_WINDOW = 12
 """How often the traffic of a window is backtested: every five minutes of an hour."""
 
-MIN_LIVES = 8
-"""Lives of an answer that a window has before somebody leaves by it."""
-
 MAX_CPU_SHARE = 0.1
 """The part of a core that backtests take at most, in the mean."""
 
@@ -57,10 +52,6 @@ MAX_CPU_SHARE = 0.1
 def window_of(settings: PlannerSettings) -> float:
     """Return the seconds that a backtest looks back: the window of the promise; ten minutes without one."""
     return settings.slo_window_s or RECENT_S
-
-
-MIN_MISS_FRACTION = 0.5
-"""The allowed misses are never cut below this fraction of the promised ones, however many were missed."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +119,7 @@ class BacktestSchedule:
             self._answer.workers or present,
             limits,
             state.corrections,
-            self._may_miss(state),
+            self._rest(),
             observation.learnt,
             tries_options=observation.at_s >= self._options_due_s,
         )
@@ -176,12 +167,9 @@ class BacktestSchedule:
         """Return why no worker may leave by this window, "" if one may."""
         if failed := max(each.failing for each in intervals):
             return f"workers failed in the window ({failed})"
-        if at_s - self._above_s < RECENT_S:
-            minutes = (at_s - self._above_s) / 60
-            return f"the load was above all that had been backtested {minutes:.0f} min ago"
-        life_s = max(each.life_s for each in intervals)
-        if self._evidence.span_s < min(self._window_s, MIN_LIVES * life_s):
-            return f"an answer takes {life_s:.0f} s, and {self._evidence.span_s / 60:.0f} min are known"
+        since_s = at_s - self._above_s
+        if since_s < MAX_STRETCH * self._settings.adjustment_interval_s:
+            return f"the load was above all that had been backtested {since_s:.0f} s ago"
         return ""
 
     def _load_change(self, intervals: tuple[Interval, ...], coming: float) -> str:
@@ -204,11 +192,6 @@ class BacktestSchedule:
     def _rest(self) -> float:
         targets = self._settings.targets()
         return min(targets.ttft_rest, targets.itl_rest)
-
-    def _may_miss(self, state: PlannerState) -> float:
-        budget, rest = state.error_budget, self._rest()
-        owed = max(0.0, -min(budget.ttft_requests, budget.itl_requests))
-        return max(MIN_MISS_FRACTION * rest, rest - owed / max(1.0, self._evidence.requests))
 
 
 def _failing(observation: Observation) -> int:

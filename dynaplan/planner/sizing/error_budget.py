@@ -31,9 +31,8 @@ yet are in R but in no mean: their misses count when they are answered, by that 
 that needs requests, lengths, a mean TTFT or a worker of each role and has none, the interval only fades the
 budget; without data it stays.
 
-**Made up for.** It is the account that is shown; worker counts follow from backtests over the same window.
-While more missed than promised, the next backtest may miss as much less
-(``planner/backtesting/schedule.py``).
+**An account only**: it is shown, and worker counts follow from backtests over the same window, which are held
+to what was missed (``planner/backtesting/record.py``).
 
 **A restart** of the planner keeps the budget: it is read from the last record of the planner before, faded
 by the time between (``planner/assembly.py``).
