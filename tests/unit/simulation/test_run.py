@@ -49,7 +49,7 @@ def test_requests_that_no_engine_can_serve_are_lost_and_asked_again() -> None:
 
 SECONDS = 60
 RUNS = 3
-FEW, MANY = 150, 1500
+FEW, MANY = 300, 3000
 BYTES_PER_REQUEST = 16
 """Less than one number costs that is remembered of a request."""
 
