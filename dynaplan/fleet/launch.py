@@ -225,7 +225,7 @@ class CurrentLaunch:
 def keep_adjusted(
     config: Sections, adjusted: Iterable[AdjustedOption], named: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Sections, tuple[AdjustedOption, ...]]:
-    """Return a person's new configuration with the options that the planner has set, and these.
+    """Return a person's new configuration with the planner's values, and the options that still have one.
 
     A person's will goes first: an option that is ``named`` for this change, or that the configuration has
     another value for than it had, is no longer the planner's.

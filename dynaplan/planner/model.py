@@ -256,10 +256,10 @@ class SplitRecord:
 
 @dataclass(frozen=True)
 class OptionTrial:
-    """An option of a component's engines with another value in a backtest, beside its present one.
+    """A backtest with another value of an option of a component's engines, beside its present one.
 
-    ``in_time_before`` and ``in_time`` are the parts of the requests that met both targets with either.
-    ``is_certain``: the gain is more than chance makes, and worth a change.
+    With the values ``before`` and ``after``, the parts ``in_time_before`` and ``in_time`` of the requests met
+    both targets. ``is_certain``: the gain is more than chance makes, and worth a change.
     """
 
     component: str
@@ -286,7 +286,8 @@ class BacktestResult:
     load that may come before a worker that is requested now is ready. ``corrections`` are the factors of step
     times with which it was simulated, ``stood`` the splits that stood in the window, the last one first;
     ``is_held``: more had missed there than was foretold, and so every split is said to miss more.
-    ``best_option`` is the best that was found when options of the engines were tried last.
+    ``best_option`` is, of the options that were tried last, the trial with the most requests in time, be they
+    fewer than at present.
     """
 
     workers: PoolSizes | None = None

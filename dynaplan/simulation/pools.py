@@ -100,9 +100,9 @@ class SimulatedEngine:
             duration_s = self.step(until_s - begun_s)
             if duration_s is None:
                 return
-            if model.started:
-                first_end_s = begun_s + duration_s / model.steps
-                for request in model.started:
+            if model.first_token_requests:
+                first_end_s = begun_s + duration_s / model.steps_done
+                for request in model.first_token_requests:
                     self._on_first_token(request.request_id, first_end_s)
             for request in model.finished:
                 self._on_end(request.request_id, self.now_s)
@@ -113,7 +113,7 @@ class SimulatedEngine:
         if duration_s is not None:
             if self._changes:
                 # Of several steps in one all but the last are over when somebody asks.
-                self._changes.end_step(self.now_s + duration_s / self.model.steps)
+                self._changes.end_step(self.now_s + duration_s / self.model.steps_done)
             self.now_s += duration_s
         return duration_s
 

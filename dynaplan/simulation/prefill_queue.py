@@ -17,8 +17,8 @@ class QueuedPrompt:
     """A prompt of the queue; ``key`` is its request's. It arrived at ``arrival_s``, in seconds, and is to be
     computed by ``deadline_s``.
 
-    A worker has it from ``taken_s`` on. ``is_directed``: out of the worker's own queue. ``is_given_up``: it
-    is computed in vain.
+    A worker has it from ``taken_s`` on. ``is_directed``: out of the worker's own queue. ``is_given_up``: its
+    request no longer waits, it is computed in vain.
     """
 
     __slots__ = ("arrival_s", "deadline_s", "is_directed", "is_given_up", "key", "taken_s", "worker")

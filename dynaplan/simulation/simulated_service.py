@@ -168,9 +168,8 @@ class SimulatedService:
         parts = [self.settings, *engines, *traced, *(each.block_hashes for each in traced)]
         return {id(part): part for part in parts}
 
-    @property
-    def meter(self) -> TrafficMeter:
-        """The traffic metrics of the frontends, which count from the first look at them on."""
+    def start_meter(self) -> TrafficMeter:
+        """Return the traffic metrics of the frontends, which count from the first call on."""
         if self._meter is None:
             self._meter = TrafficMeter(self.settings.slo.ttft_ms, self.settings.slo.itl_ms)
             self._tally = MeteredTally(self._tally, self._meter)

@@ -76,7 +76,7 @@ class OutcomeTally:
 
 
 class MeteredTally:
-    """Another tally, and the meter of what frontends would export."""
+    """Counts each request in another tally, and in the meter of what frontends would export."""
 
     def __init__(self, tally: Tally, meter: TrafficMeter) -> None:
         self._tally, self._meter = tally, meter

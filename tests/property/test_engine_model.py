@@ -73,10 +73,10 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, horizon_s: float, times: int) -> None:
         for _ in range(times):
             before = {request.request_id: self.model.emitted_tokens(request) for request in self.requests}
-            generated = self.model.totals.generated
+            generated = self.model.totals.generated_tokens
             duration_s = self.model.step(horizon_s)
             if duration_s is not None:
-                self.check(duration_s, self.model.totals.generated - generated, before)
+                self.check(duration_s, self.model.totals.generated_tokens - generated, before)
 
     def check(self, duration_s: float, tokens: int, before: dict[str, int]) -> None:
         gained = [

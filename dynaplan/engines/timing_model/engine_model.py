@@ -7,8 +7,8 @@ admitted last gives up its blocks; later, before all others, it computes prompt 
 
 A step costs the same however many requests decode: what changes for all of them by one per step (tokens
 emitted, context, KV tokens) is kept as the difference to ``_clock``, the number of decode steps so far, and
-what happens to one of them waits for its step: its last token in a heap (``_finishing``), the steps in which
-it fills a block, which are a block's tokens apart, in one of as many counts (``_filling``).
+what happens to one of them waits for its step: its last token in a heap (``_last_tokens``), the steps in
+which it fills a block, which are a block's tokens apart, in one of as many counts (``_filling``).
 """
 
 from __future__ import annotations
@@ -139,45 +139,44 @@ class EngineRequest:
 
 
 class Totals:
-    """Counters since the start; tokens unless the name says otherwise.
+    """What an engine has done since its start.
 
-    Of prompts ``computed`` are the tokens in chunks, ``started`` and ``completed`` the numbers that began and
-    that ended with a token. ``decoded`` leaves these tokens out.
+    A request that was preempted counts again in ``computed_tokens`` and in both numbers of prompts. Each
+    completed prompt emits a token, which is not among ``decoded_tokens``.
     """
 
     __slots__ = (
         "busy_ms",
-        "cached",
-        "completed",
-        "computed",
-        "decoded",
-        "external",
+        "cached_tokens",
+        "completed_prompts",
+        "computed_tokens",
+        "decoded_tokens",
+        "external_tokens",
         "finished_requests",
         "preemptions",
-        "prefix_queries",
-        "prompts",
-        "started",
+        "prompt_tokens",
+        "queried_tokens",
+        "started_prompts",
         "steps",
     )
 
     def __init__(self) -> None:
-        self.prompts = 0
-        self.prefix_queries = 0
-        self.cached = 0
-        self.external = 0
+        self.prompt_tokens = 0
+        self.queried_tokens = 0
+        self.cached_tokens = 0
+        self.external_tokens = 0
         self.preemptions = 0
         self.finished_requests = 0
         self.steps = 0
         self.busy_ms = 0.0
-        self.decoded = 0
-        self.computed = 0
-        self.started = 0
-        self.completed = 0
+        self.decoded_tokens = 0
+        self.computed_tokens = 0
+        self.started_prompts = 0
+        self.completed_prompts = 0
 
     @property
-    def generated(self) -> int:
-        """The tokens that were emitted."""
-        return self.decoded + self.completed
+    def generated_tokens(self) -> int:
+        return self.decoded_tokens + self.completed_prompts
 
 
 Chunk = tuple[int, int]
@@ -190,9 +189,9 @@ ADMISSION_RESERVE = 0.01
 class EngineModel:
     """One engine: ``submit``, ``cancel`` and ``release`` between steps; ``step`` while not ``is_idle``.
 
-    The listener hears of its published blocks. Of what the last call of ``step`` did, ``steps`` is their
-    number, ``started`` the requests that emitted their first token (after a preemption the next one) in the
-    first of them, ``finished`` those that emitted their last.
+    The listener hears of its published blocks. Three attributes tell of the last call of ``step``:
+    ``steps_done`` is how many it did, ``first_token_requests`` emitted their first token (after a preemption
+    the next one) in the first of these, ``finished`` emitted their last.
     """
 
     def __init__(
@@ -202,8 +201,8 @@ class EngineModel:
         self.timing = timing
         self.blocks = KvBlocks(settings.total_blocks, listener)
         self.totals = Totals()
-        self.steps = 0
-        self.started: tuple[EngineRequest, ...] = ()
+        self.steps_done = 0
+        self.first_token_requests: tuple[EngineRequest, ...] = ()
         self.finished: tuple[EngineRequest, ...] = ()
         self._block_tokens = settings.block_tokens
         self._most_tokens = min(settings.context_tokens, settings.total_blocks * settings.block_tokens)
@@ -211,13 +210,13 @@ class EngineModel:
         self._waiting: OrderedDict[str, EngineRequest] = OrderedDict()
         self._running: dict[str, EngineRequest] = {}
         self._half_computed: EngineRequest | None = None
-        self._joined_last: Sequence[EngineRequest] = ()
+        self._remote_joined: Sequence[EngineRequest] = ()  # last: the next step emits their first token
         self._held: dict[str, EngineRequest] = {}
         self._clock = 0
         self._decoding = 0
         self._kv_tokens = 0
         self._filling = [0] * settings.block_tokens  # requests that need a block, by the step modulo its size
-        self._finishing: list[tuple[int, int, EngineRequest]] = []  # heap: the clock at the last token, order
+        self._last_tokens: list[tuple[int, int, EngineRequest]] = []  # heap: the clock then, order of joining
         self._joins = 0
         self._jitter = UniformDraws(settings.seed)
 
@@ -234,7 +233,7 @@ class EngineModel:
         key = request.request_id
         if key in self._waiting or key in self._running or key in self._held:
             raise ValueError(f"request '{key}' is already here")
-        self.totals.prompts += prompt
+        self.totals.prompt_tokens += prompt
         self._waiting[key] = request
 
     def _why_never(self, request: EngineRequest) -> str:
@@ -284,14 +283,14 @@ class EngineModel:
             kv_active_blocks=self.blocks.used,
             kv_total_blocks=self.blocks.total,
             kv_usage=self.blocks.used / self.blocks.total,
-            prefix_hit_rate=totals.cached / totals.prefix_queries if totals.prefix_queries else 0.0,
-            generated_tokens=totals.generated,
+            prefix_hit_rate=totals.cached_tokens / totals.queried_tokens if totals.queried_tokens else 0.0,
+            generated_tokens=totals.generated_tokens,
             counters=EngineCounters(
                 0.0,
                 totals.steps,
-                totals.decoded,
-                totals.computed,
-                totals.started,
+                totals.decoded_tokens,
+                totals.computed_tokens,
+                totals.started_prompts,
                 totals.busy_ms / 1000,
                 self._kv_tokens,
                 self.settings.total_blocks * self.settings.block_tokens,
@@ -302,14 +301,14 @@ class EngineModel:
         """Do one step, and return its duration in seconds, after which its effects are complete.
 
         None means that nothing can go on until a request comes, is cancelled, or a held one is released.
-        With a horizon, in seconds, decode-only steps are done as one until a request finishes, a block is
-        lacking, or about the horizon has passed: the same tokens, and the duration of the middle one for
-        each.
+        With a horizon, decode-only steps until a request finishes, or about the horizon has passed, are done
+        as one where their blocks are free, and the duration of all is returned. The tokens are the same, and
+        each step is taken to last as long as the middle one.
         """
         if self._waiting or self._half_computed:
             return self._mixed_step(horizon_s)
         if self._decoding:
-            return self._decode_only(horizon_s)
+            return self._do_decode_steps(horizon_s)
         return None
 
     def _mixed_step(self, horizon_s: float) -> float | None:
@@ -324,7 +323,7 @@ class EngineModel:
             duration_ms = self.timing.step_ms(self._decoding, self._kv_tokens, chunks, starts)
             duration_s = self._end_steps(1, duration_ms)
         elif self._decoding:
-            duration_s = self._decode_only(0.0 if remote else horizon_s, taken=1)
+            duration_s = self._do_decode_steps(0.0 if remote else horizon_s, taken=1)
         elif remote or is_crowded:
             duration_s = self._end_steps(1, 0.0)
         else:
@@ -333,7 +332,7 @@ class EngineModel:
             self._complete(computed)
         for request in remote:
             self._join(request, request.prompt_tokens - 1)
-        self._joined_last = remote
+        self._remote_joined = remote
         return duration_s
 
     def _take_blocks(self, clock: int, steps: int) -> bool:
@@ -395,7 +394,7 @@ class EngineModel:
             else:
                 starts += 1
                 budget -= self._compute(request, budget, chunks, computed)
-        self.totals.started += starts
+        self.totals.started_prompts += starts
         return chunks, starts, computed, remote
 
     def _compute(
@@ -406,7 +405,7 @@ class EngineModel:
         size = min(budget, target - done)
         request._context = done + size
         chunks.append((done, size))
-        self.totals.computed += size
+        self.totals.computed_tokens += size
         if done + size == target:
             computed.append(request)
             self._half_computed = None
@@ -441,10 +440,10 @@ class EngineModel:
             request._was_admitted = True
             request.cached_tokens = context
             totals = self.totals
-            totals.prefix_queries += request.prompt_tokens
-            totals.cached += context
+            totals.queried_tokens += request.prompt_tokens
+            totals.cached_tokens += context
             if request.is_remote:
-                totals.external += request.prompt_tokens - context
+                totals.external_tokens += request.prompt_tokens - context
         if request.is_remote:
             request._context = request.prompt_tokens - 1
             if request.block_hashes:
@@ -465,35 +464,39 @@ class EngineModel:
                 return
             shared.append(block)
 
-    def _decode_only(self, horizon_s: float, taken: int = 0) -> float:
-        """Do one decode-only step, or several; the blocks of the first ``taken`` (0 or 1) are taken."""
+    def _do_decode_steps(self, horizon_s: float, taken: int = 0) -> float:
+        """Do one decode-only step, with a horizon several, and return the duration of all in seconds.
+
+        The blocks for the first ``taken`` of them (0 or 1) are taken already.
+        """
         decodes, kv_tokens, clock = self._decoding, self._kv_tokens, self._clock
         decode_ms = self.timing.decode_ms
         steps, duration_ms = 1, decode_ms(decodes, kv_tokens)
         if horizon_s > 0.0:
-            steps = self._finishing[0][0] - clock
+            steps = self._last_tokens[0][0] - clock
             if steps * duration_ms > 1000 * horizon_s:
                 steps = min(steps, math.ceil(1000 * horizon_s / duration_ms))
         if steps > taken and not self._take_blocks(clock + taken, steps - taken):
             steps = 1
             if not taken and not self._take_blocks(clock, 1):
                 self._make_room()
-                return self._decode_only(horizon_s) if self._decoding else self._end_steps(1, 0.0)
+                return self._do_decode_steps(horizon_s) if self._decoding else self._end_steps(1, 0.0)
         if steps > 1:
             duration_ms = steps * decode_ms(decodes, kv_tokens + decodes * (steps - 1) / 2)
         return self._end_steps(steps, duration_ms)
 
     def _end_steps(self, steps: int, duration_ms: float) -> float:
         """Let all that decode emit a token in each of the steps; return their duration in seconds."""
-        totals, finishing = self.totals, self._finishing
-        self.steps, self.started, self.finished = steps, (), ()
-        if self._joined_last:
-            self.started = tuple([each for each in self._joined_last if each.state is RequestState.DECODING])
-            self._joined_last = ()
+        totals, finishing = self.totals, self._last_tokens
+        self.steps_done, self.first_token_requests, self.finished = steps, (), ()
+        if self._remote_joined:
+            joined = [each for each in self._remote_joined if each.state is RequestState.DECODING]
+            self.first_token_requests = tuple(joined)
+            self._remote_joined = ()
         if finishing:
             tokens = self._decoding * steps
             self._kv_tokens += tokens
-            totals.decoded += tokens
+            totals.decoded_tokens += tokens
             self._clock = clock = self._clock + steps
             while finishing and finishing[0][0] == clock:
                 request = heappop(finishing)[2]
@@ -507,8 +510,8 @@ class EngineModel:
 
     def _complete(self, computed: Sequence[EngineRequest]) -> None:
         """Let requests whose prompt is computed emit a token; they decode from the next step on."""
-        self.totals.completed += len(computed)
-        self.started = (*computed, *self.started)
+        self.totals.completed_prompts += len(computed)
+        self.first_token_requests = (*computed, *self.first_token_requests)
         for request in computed:
             request._emitted += 1
             if request._emitted >= request.max_tokens:
@@ -526,7 +529,7 @@ class EngineModel:
         self._kv_tokens += context
         self._filling[(clock - context) % self._block_tokens] += 1
         self._joins += 1
-        heappush(self._finishing, (clock + request.max_tokens - request._emitted, self._joins, request))
+        heappush(self._last_tokens, (clock + request.max_tokens - request._emitted, self._joins, request))
 
     def _stop_decoding(self, request: EngineRequest) -> None:
         """Take the request off the batch, its context and tokens brought up to date."""
@@ -543,8 +546,8 @@ class EngineModel:
         if request is self._half_computed:
             self._half_computed = None
         else:
-            self._finishing = [each for each in self._finishing if each[2] is not request]
-            heapify(self._finishing)
+            self._last_tokens = [each for each in self._last_tokens if each[2] is not request]
+            heapify(self._last_tokens)
             self._stop_decoding(request)
         self._free(request)
 

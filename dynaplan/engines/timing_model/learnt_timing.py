@@ -17,7 +17,7 @@ and all but the coefficients are counted. Latencies are not used: a TTFT does no
 and Machine Learning, 2006, section 3.3): a coefficient has the prior's value with a deviation of ``SPREAD``
 times it, an equation the weight 1 / (``NOISE``^2 x foretold ms x measured ms). The clock ends a span, so what
 scatters is how many steps it holds: weighed so, the foretold times sum to the measured ones. Sums of squares
-fade with a half-life of ``HALF_LIFE`` equations, the prior does not: what is no longer seen returns to it. No
+fade with a half-life of ``HALF_LIFE_EQUATIONS``, the prior does not: what is no longer seen returns to it. No
 coefficient is below 0: the most negative is held at 0 and the rest solved again (as the active sets of Lawson
 and Hanson, 1974). An equation whose time exceeds the expected one by far counts less (Huber, 1964): the
 engine was idle for a part of the span.
@@ -25,7 +25,7 @@ engine was idle for a part of the span.
 **Error.** Every equation is foretold before it is learnt. What sizing needs is the mean: seconds may be a
 quarter off, because other programs took the processor, and the hour right. So seconds of a kind are judged
 together: the error is sum |foretold ms - measured ms| / sum measured ms, each difference that of all seconds
-of a kind, which fade with a half-life of ``ERROR_HALF_LIFE`` equations. In it noise cancels, and a bias
+of a kind, which fade with a half-life of ``ERROR_HALF_LIFE_EQUATIONS``. In it noise cancels, and a bias
 stays. A kind is a half octave of batches, of seconds that mostly decode or mostly compute prompts: a model
 that thinks small batches too slow and large ones too fast is wrong about both. ``prior_error`` is that of the
 prior, or of the profile that it comes from: a profile is believed while it foretells better.
@@ -34,7 +34,7 @@ prior, or of the profile that it comes from: a profile is believed while it fore
 
 - CUDA graphs pad a batch to the next captured size, and mixtures of experts read more weights the more
   sequences there are: the time has steps or bends in b. ``curve`` holds measured over foretold time of
-  decoding by batch, in half octaves, each drawn to 1 by ``CURVE_PRIOR`` equations.
+  decoding by batch, in half octaves, each drawn to 1 by ``CURVE_PRIOR_EQUATIONS``.
 - Chunked prefill makes m t a sum over chunks; attention to what is computed already (the square of the
   prompt) is in m as a mean over the lengths seen. Lengths that change move m within a half-life.
 - KV in use is read once a second. Where requests are shorter and reading KV is most of a step, that says
@@ -69,13 +69,13 @@ SPREAD = 10.0
 MEASURED_SPREAD = 0.5
 """That of one that was measured, though perhaps elsewhere: of a profile, or of what was learnt last time."""
 
-HALF_LIFE = 300.0
+HALF_LIFE_EQUATIONS = 300.0
 """Equations after which one counts half: five minutes of a worker that is always busy."""
 
 HUBER = 6.0
 """Usual errors beyond which an equation's pull on the coefficients grows no more."""
 
-ERROR_HALF_LIFE = 30.0
+ERROR_HALF_LIFE_EQUATIONS = 30.0
 """Equations after which an error counts half."""
 
 REMEMBERED_EQUATIONS = 5
@@ -96,7 +96,7 @@ KNOWN_FACTOR = 1.5
 WORSE_SIDE = 1.5
 """The factor on a prior's slopes where nothing was seen."""
 
-CURVE_PRIOR = 10.0
+CURVE_PRIOR_EQUATIONS = 10.0
 """The weight, in equations, with which each point of the curve is drawn to 1."""
 
 MOST_SEQUENCES = 1024
@@ -289,8 +289,8 @@ def interpolated(curve: Sequence[tuple[float, float]], batch: float) -> float:
 
 
 @dataclass
-class _Judged:
-    """Milliseconds of the seconds of one kind, fading: measured, foretold, and foretold by the prior."""
+class _KindTimes:
+    """Busy time of all equations of one kind, fading: measured, foretold, and foretold by the prior."""
 
     measured_ms: float = 0.0
     foretold_ms: float = 0.0
@@ -298,8 +298,8 @@ class _Judged:
 
 
 @dataclass
-class _CurvePoint:
-    """Sums over the spans of one half octave of batches, fading: spans, batches, ms of decoding."""
+class _CurveSums:
+    """Sums over the spans of one half octave of batches, fading: their number, batches, ms of decoding."""
 
     spans: float = 0.0
     batches: float = 0.0
@@ -308,7 +308,8 @@ class _CurvePoint:
 
     @property
     def point(self) -> tuple[float, float]:
-        drawn_ms = CURVE_PRIOR * SECOND_MS
+        """The mean batch, and the measured over the foretold time, drawn to 1."""
+        drawn_ms = CURVE_PRIOR_EQUATIONS * SECOND_MS
         return self.batches / self.spans, (drawn_ms + self.measured_ms) / (drawn_ms + self.foretold_ms)
 
 
@@ -321,8 +322,8 @@ class StepLearner:
     spread: float = SPREAD
     _squares: list[list[float]] = field(default_factory=lambda: [[0.0] * 5 for _ in range(5)])
     _products: list[float] = field(default_factory=lambda: [0.0] * 5)
-    _points: dict[int, _CurvePoint] = field(default_factory=dict)
-    _judged: dict[tuple[int, bool], _Judged] = field(default_factory=dict)
+    _curve_sums: dict[int, _CurveSums] = field(default_factory=dict)
+    _times_by_kind: dict[tuple[int, bool], _KindTimes] = field(default_factory=dict)
     _known: LearntTiming | None = None
 
     @property
@@ -338,7 +339,9 @@ class StepLearner:
             prior=before.prior,
         )
         ms = SECOND_MS * REMEMBERED_EQUATIONS
-        self._judged = {(-1, False): _Judged(ms, ms * (1 + before.error), ms * (1 + before.prior_error))}
+        self._times_by_kind = {
+            (-1, False): _KindTimes(ms, ms * (1 + before.error), ms * (1 + before.prior_error))
+        }
 
     def learn(self, counts: StepCounts) -> None:
         """Predict an equation, note the error, and learn it; one without time or steps is ignored."""
@@ -364,19 +367,19 @@ class StepLearner:
         )
 
     def _note_error(self, counts: StepCounts, foretold_ms: float) -> None:
-        fade = 0.5 ** (1 / ERROR_HALF_LIFE)
-        for kind in self._judged.values():
+        fade = 0.5 ** (1 / ERROR_HALF_LIFE_EQUATIONS)
+        for kind in self._times_by_kind.values():
             kind.measured_ms *= fade
             kind.foretold_ms *= fade
             kind.prior_ms *= fade
         is_mostly_prompts = _prompts_ms(self.known.line, counts) > foretold_ms / 2
-        kind = self._judged.setdefault((_half_octave(counts.batch), is_mostly_prompts), _Judged())
+        kind = self._times_by_kind.setdefault((_half_octave(counts.batch), is_mostly_prompts), _KindTimes())
         kind.measured_ms += counts.busy_ms
         kind.foretold_ms += min(foretold_ms, 2 * counts.busy_ms)
         kind.prior_ms += min(self._prior_ms(counts), 2 * counts.busy_ms)
 
-    def _error(self, foretold_ms: Callable[[_Judged], float]) -> float:
-        kinds = self._judged.values()
+    def _error(self, foretold_ms: Callable[[_KindTimes], float]) -> float:
+        kinds = self._times_by_kind.values()
         missed_ms = sum(abs(foretold_ms(kind) - kind.measured_ms) for kind in kinds)
         return missed_ms / sum(kind.measured_ms for kind in kinds)
 
@@ -397,7 +400,7 @@ class StepLearner:
         return ms
 
     def _add(self, counts: StepCounts, foretold_ms: float) -> None:
-        fade = 0.5 ** (1 / HALF_LIFE)
+        fade = 0.5 ** (1 / HALF_LIFE_EQUATIONS)
         variance = NOISE**2 * foretold_ms * counts.busy_ms
         excess = (counts.busy_ms - foretold_ms) / math.sqrt(variance)
         weight = (min(1.0, HUBER / excess) if excess > HUBER else 1.0) / variance
@@ -433,15 +436,15 @@ class StepLearner:
         if counts.batch < 0.5 or prompts_ms > decode_ms or decode_ms <= 0:
             return
         measured_ms = min(2.0 * decode_ms, max(0.5 * decode_ms, counts.busy_ms - prompts_ms))
-        fade = 0.5 ** (1 / HALF_LIFE)
-        point = self._points.setdefault(_half_octave(counts.batch), _CurvePoint())
-        point.spans = point.spans * fade + 1.0
-        point.batches = point.batches * fade + counts.batch
-        point.measured_ms = point.measured_ms * fade + measured_ms
-        point.foretold_ms = point.foretold_ms * fade + decode_ms
+        fade = 0.5 ** (1 / HALF_LIFE_EQUATIONS)
+        sums = self._curve_sums.setdefault(_half_octave(counts.batch), _CurveSums())
+        sums.spans = sums.spans * fade + 1.0
+        sums.batches = sums.batches * fade + counts.batch
+        sums.measured_ms = sums.measured_ms * fade + measured_ms
+        sums.foretold_ms = sums.foretold_ms * fade + decode_ms
 
     def _curve(self) -> tuple[tuple[float, float], ...]:
-        return tuple(each.point for _, each in sorted(self._points.items()))
+        return tuple(each.point for _, each in sorted(self._curve_sums.items()))
 
 
 def foretell_ms(learnt: LearntTiming, counts: StepCounts) -> float:

@@ -85,7 +85,7 @@ class PlannerPolicy:
     def begin(self, service: SimulatedService) -> None:
         """Begin with the workers of the service as the first decision."""
         wanted = service.pools.wanted
-        self._service, self._meter = service, service.meter
+        self._service, self._meter = service, service.start_meter()
         self._desired = DesiredCounts(wanted.prefill, wanted.decode, 0, 0)
         self._cycle.begin(service.now_s)
         self._observed_s = service.now_s

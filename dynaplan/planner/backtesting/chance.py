@@ -5,8 +5,8 @@ N p (1 - p). But requests miss together, when a burst comes, and a window with o
 bursts, however many requests came in it. So the window is cut into B parts of equal length, longer than most
 bursts (batch means). With n requests and m misses in a part,
 
-    spread = B / (B - 1) sum of (m - p n)^2         the variance of M (Cochran, Sampling Techniques, 1977)
-    effect = spread / (N p (1 - p)), at least 1     the design effect (Kish, Survey Sampling, 1965)
+    V = B / (B - 1) sum of (m - p n)^2              the variance of M (Cochran, Sampling Techniques, 1977)
+    effect = V / (N p (1 - p)), at least 1          the design effect (Kish, Survey Sampling, 1965)
 
 and N requests tell as much as N / effect independent ones would. So with the part q that may miss
 
@@ -30,7 +30,7 @@ from collections.abc import Sequence
 Z = 1.645
 """Standard deviations within which 95 % of a normal distribution's lower side lie."""
 
-PARTS = 12
+WINDOW_PARTS = 12
 """Parts of a window between which misses are compared."""
 
 
@@ -45,19 +45,19 @@ def min_requests(may_miss: float) -> int:
 
 
 def design_effect(came: Sequence[float], missed: Sequence[float]) -> float:
-    """Return how many times the variance of independent misses theirs is; given by interval."""
+    """Return the variance of the number of misses over that of independent ones, at least 1; by interval."""
     count, total = sum(came), sum(missed)
     own = total * (1 - total / count) if count else 0.0
-    return max(1.0, spread(came, missed) / own) if own > 0 else 1.0
+    return max(1.0, variance_of_sum(came, missed) / own) if own > 0 else 1.0
 
 
-def spread(came: Sequence[float], counted: Sequence[float]) -> float:
-    """Return the variance of the sum of ``counted``, of those who ``came``; both are given by interval."""
+def variance_of_sum(came: Sequence[float], counted: Sequence[float]) -> float:
+    """Return the variance of the sum of ``counted``; given by interval, as the requests that ``came``."""
     parts = list(zip(_by_parts(came), _by_parts(counted), strict=True))
     mean = sum(counted) / max(1.0, sum(came))
     return len(parts) / max(1, len(parts) - 1) * sum((own - mean * number) ** 2 for number, own in parts)
 
 
 def _by_parts(values: Sequence[float]) -> list[float]:
-    size = -(-len(values) // PARTS) or 1
+    size = -(-len(values) // WINDOW_PARTS) or 1
     return [sum(values[first : first + size]) for first in range(0, len(values), size)]

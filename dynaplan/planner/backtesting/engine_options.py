@@ -59,8 +59,8 @@ def options_to_try(*, is_disaggregated: bool) -> tuple[EngineOption, EngineOptio
     )
 
 
-def known_value(settings: PlannerSettings, role: Role, option: str) -> int | None:
-    """Return the value of an option of a role's engines; None for an engine's own default."""
+def configured_value(settings: PlannerSettings, role: Role, option: str) -> int | None:
+    """Return the value that the deployment sets for a role's engines; None leaves it to the engine."""
     value: int | None = getattr(settings, worker_sizes(role.value)[option])
     return value
 
@@ -70,18 +70,18 @@ def component_of(settings: PlannerSettings, role: Role) -> str:
 
 
 def try_options(search: Search, settings: PlannerSettings) -> OptionTrial | None:
-    """Return the best of the options with other values; None where there is nothing to try.
+    """Return the trial with the most requests in time, be they fewer than now; None where there is none.
 
-    Takes up to five whole runs of the window. Only options whose present value is known are tried.
+    Simulates the window up to five times. Only options that the deployment sets are tried.
     """
     options = options_to_try(is_disaggregated=Role.PREFILL in search.service.engines)
-    known = [each for each in options if known_value(settings, each.role, each.name)]
-    if not known or not search.requests:
+    configured = [each for each in options if configured_value(settings, each.role, each.name)]
+    if not configured or not search.requests:
         return None
     present = _misses(search, search.service, search.requests)
     trials = [
         _trial(search, present, component_of(settings, option.role), option, value)
-        for option in known
+        for option in configured
         for value in option.values_beside(search.service.engines[option.role][0])
     ]
     return max(trials, key=lambda each: each.in_time, default=None)

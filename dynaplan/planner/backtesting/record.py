@@ -51,7 +51,7 @@ from operator import sub
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.traffic import Traffic
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.backtesting.chance import Z, design_effect, spread
+from dynaplan.planner.backtesting.chance import Z, design_effect, variance_of_sum
 from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
 from dynaplan.planner.backtesting.intervals import RECENT_S, Interval
 from dynaplan.planner.backtesting.runs import KeptRuns, Misses
@@ -324,7 +324,9 @@ def odds_shift(came: Sequence[float], measured: Sequence[float], foretold: Seque
     if missed <= expected or not requests:
         return 0.0
     part = min((missed + expected) / 2 / requests, 1 - 1 / (requests + 1))
-    variance = max(2 * requests * part * (1 - part), spread(came, list(map(sub, measured, foretold))))
+    variance = max(
+        2 * requests * part * (1 - part), variance_of_sum(came, list(map(sub, measured, foretold)))
+    )
     if missed - expected <= Z * math.sqrt(variance):
         return 0.0
     return _logit(missed, requests) - _logit(expected, requests)

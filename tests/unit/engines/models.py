@@ -42,19 +42,19 @@ class Step(NamedTuple):
     duration_s: float
     steps: int
     tokens: int
-    started: list[str]
+    first_token_requests: list[str]
     finished: list[str]
     preemptions: int
 
 
 def step(model: EngineModel, horizon_s: float = 0.0) -> Step:
     """Step a model that is not stuck."""
-    tokens, preemptions = model.totals.generated, model.totals.preemptions
+    tokens, preemptions = model.totals.generated_tokens, model.totals.preemptions
     duration_s = model.step(horizon_s)
     assert duration_s is not None, "the model is stuck"
-    started, finished = _ids(model.started), _ids(model.finished)
-    tokens, preemptions = model.totals.generated - tokens, model.totals.preemptions - preemptions
-    return Step(duration_s, model.steps, tokens, started, finished, preemptions)
+    first, finished = _ids(model.first_token_requests), _ids(model.finished)
+    tokens, preemptions = model.totals.generated_tokens - tokens, model.totals.preemptions - preemptions
+    return Step(duration_s, model.steps_done, tokens, first, finished, preemptions)
 
 
 def run(model: EngineModel, horizon_s: float = 0.0) -> list[Step]:

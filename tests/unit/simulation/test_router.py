@@ -149,13 +149,14 @@ def test_the_options_are_told_in_words():
 
 def test_the_meter_tells_the_planner_the_hit_rate_of_an_interval():
     simulated = SimulatedService(replace(service(), routing=TOLD), workers(0, 1))
-    assert simulated.meter.traffic(10.0).prefix_hit_rate is None
+    meter = simulated.start_meter()
+    assert meter.traffic(10.0).prefix_hit_rate is None
     for at_s in (10.0, 15.0):
         simulated.run_until(at_s)
         simulated.arrive(prompt(at_s, 0))
     simulated.run_out()
 
-    assert simulated.meter.traffic(10.0).prefix_hit_rate == 304 / 640
+    assert meter.traffic(10.0).prefix_hit_rate == 304 / 640
 
 
 @pytest.mark.parametrize("weight", [1.0, 4.0, 16.0])

@@ -48,7 +48,7 @@ def test_the_decode_worker_computes_nothing_of_a_remotely_computed_prompt():
     simulated.run_out()
 
     [decode] = simulated.pools.all(Role.DECODE)
-    assert decode.engine.model.totals.external == 100
+    assert decode.engine.model.totals.external_tokens == 100
     assert decode.engine.model.blocks.used == 0
 
 

@@ -83,7 +83,7 @@ def test_a_request_gets_its_first_token_from_the_prefill_and_the_others_from_dec
     model = small_model()
     model.submit(request("a", 10, 3))
     first, second, third = run(model)
-    assert first.started == ["a"]
+    assert first.first_token_requests == ["a"]
     assert [first.tokens, second.tokens, third.tokens] == [1, 1, 1]
     assert third.finished == ["a"]
     assert [each.duration_s for each in (first, second, third)] == pytest.approx([0.020, 0.003, 0.003])
@@ -194,7 +194,7 @@ def test_without_a_free_block_the_newest_request_is_preempted_and_computed_again
     assert order == ["old", "new"]
     assert model.emitted_tokens(old) == model.emitted_tokens(new) == 20
     assert model.totals.preemptions == 1
-    assert model.totals.generated == 40
+    assert model.totals.generated_tokens == 40
 
 
 def test_a_preempted_request_waits_before_all_others() -> None:
@@ -239,7 +239,7 @@ def test_kv_from_another_engine_costs_no_prefill() -> None:
     assert admission.duration_s == 0.0
     assert [first.duration_s, second.duration_s] == pytest.approx([0.003, 0.003])
     assert [each.tokens for each in (admission, first, second)] == [0, 1, 1]
-    assert model.totals.external == 20
+    assert model.totals.external_tokens == 20
     assert model.blocks.used == 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaplan.planner.backtesting.chance import allowed_misses, design_effect, min_requests, spread
+from dynaplan.planner.backtesting.chance import allowed_misses, design_effect, min_requests, variance_of_sum
 
 HUNDRED_EACH = [100.0] * 24
 
@@ -33,7 +33,7 @@ def test_misses_of_one_burst_count_as_about_one() -> None:
 
 def test_a_burst_that_crosses_intervals_is_one() -> None:
     apart, together = [30.0, *[0.0] * 22, 30.0], [30.0, 30.0, *[0.0] * 22]
-    assert spread(HUNDRED_EACH, together) > 1.9 * spread(HUNDRED_EACH, apart)
+    assert variance_of_sum(HUNDRED_EACH, together) > 1.9 * variance_of_sum(HUNDRED_EACH, apart)
 
 
 @pytest.mark.parametrize(
