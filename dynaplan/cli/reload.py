@@ -112,9 +112,12 @@ def command(
     drained, one after another. When a new worker fails the previous settings are restored everywhere.
     """
     deployment = connect(namespace)
-    launch, before_interrupted = _read_launch(deployment)
     if by_planner:
         die_with_parent(os.getppid())
+        with reload_lock(deployment, waits=True):
+            pass  # Another reload says nothing against the change: it is made after that one.
+    launch, before_interrupted = _read_launch(deployment)
+    if by_planner:
         _reload_option(deployment, launch, before_interrupted, OptionChange.from_text(by_planner))
         return
     new = _load_new_settings(launch, config_file, ctx.obj)
@@ -132,7 +135,7 @@ def command(
     _refuse_settings_of_serve(changes)
     if dry_run:
         return
-    _confirm(yes)
+    _confirm(yes, launch)
 
     reloading = ReloadRun(deployment, launch.graph, replace(new, before=before), timeout)
     run_interruptible(reloading.run(live_keys(changes, new.config), restarted(changes, launch.graph)))
@@ -231,7 +234,10 @@ def _reload_option(
     if not any(each.name == change.component and each.role in SCALED_ROLES for each in launch.graph.services):
         raise DeploymentError(f"{change.component} has no engine, or is no service of {launch.namespace}")
     own = launch.settings_of(change.component)
-    option, now = written_name(own, change.option), engine_sizes(own).get(change.option)
+    now = engine_sizes(own).get(change.option)
+    if now is None:
+        raise DeploymentError(f"{change.component} has no {change.option} that is known")
+    option = written_name(own, change.option)
     goes_on = before_interrupted is not None and now == change.after and launch.adjusted
     if before_interrupted is not None and not goes_on:
         raise DeploymentError("a reload was interrupted", hint="Run `dynaplan reload` to finish it.")
@@ -274,7 +280,7 @@ def _reload_models(
     click.echo("\n".join(changes.lines))
     if is_dry:
         return
-    _confirm(yes)
+    _confirm(yes, launch)
     roles = {Role.FRONTEND, Role.PLANNER} if changes.planners else {Role.FRONTEND}
     kept = [each.name for each in (new.graph or launch.graph).services]
     services = [each for each in launch.graph.services if each.role in roles and each.name in kept]
@@ -366,12 +372,18 @@ def _refuse_settings_of_serve(changes: Sequence[SettingChange]) -> None:
         )
 
 
-def _confirm(yes: bool) -> None:
+def _confirm(yes: bool, shown: Launch) -> None:
+    """Ask; raises DeploymentError where another reload has changed the launch meanwhile."""
     if yes:
         return
     if not sys.stdin.isatty():
         raise ConfigError("reload asks for confirmation, and stdin is no terminal", hint="Add -y.")
     click.confirm("Apply it?", default=True, abort=True)
+    if read_launch(shown.runtime_dir) != shown:
+        raise DeploymentError(
+            "the settings have changed since they were shown; nothing was applied",
+            hint="Run `dynaplan reload` again.",
+        )
 
 
 async def _noop(store: KeyValueStore) -> None:
@@ -534,12 +546,15 @@ class ReloadRun:
 
 
 @contextmanager
-def reload_lock(deployment: RunningDeployment) -> Iterator[None]:
-    """Lock the deployment against other reloads and upgrades; raises DeploymentError while one runs."""
+def reload_lock(deployment: RunningDeployment, *, waits: bool = False) -> Iterator[None]:
+    """Lock the deployment against other reloads and upgrades; raises DeploymentError while one runs.
+
+    Where it ``waits`` it raises nothing, and has the lock once no other one runs.
+    """
     descriptor = os.open(deployment.runtime_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:
             raise DeploymentError(
                 f"another reload or upgrade of {deployment.namespace} is in progress",

@@ -151,6 +151,8 @@ class WorkerRestart:
         self._worker = worker
         self._timeout_s = timeout_s
         self._hold: Hold | None = None
+        """The hold of before this restart."""
+        self._own_hold: Hold | None = None
         self._decision_id = -1
         self.starts_new_first = False
 
@@ -301,7 +303,8 @@ class WorkerRestart:
     ) -> int:
         """Ask for ``step`` more workers of the role, and return the number; a step of 0 writes only the hold.
 
-        With ``is_held`` it is held, so that the planner keeps off; else the earlier hold is restored.
+        With ``is_held`` it is held, so that the planner keeps off; else the earlier hold is restored, unless
+        somebody has held or released the role since.
         """
         role = self._worker.role
         present = sum(each.role is role for each in found.workers)
@@ -311,9 +314,11 @@ class WorkerRestart:
             number = (now.of(role) if now.of(role) >= 0 else present) + step
             asked = {role: number} if step else {}
             if not is_held:
-                return asked, holds.replaced(role, self._hold)
+                is_ours = holds.of(role) == self._own_hold
+                return asked, holds.replaced(role, self._hold) if is_ours else holds
             self._hold = holds.of(role)
             held = replace(new_hold(HOLD_DURATION), at_least=number, at_most=number, holder=ours)
+            self._own_hold = held
             return asked, holds.replaced(role, held)
 
         written = await write_counts(self._store, self._namespace, change, leaving)

@@ -303,7 +303,7 @@ def make_planner(
         traffic=traffic,
         backtester=backtester,
         beat=beat,
-        state=restore_state(records[-1:], settings, now),
+        state=restore_state(records[-1:], settings, now, clock.now_s()),
         own_policy=load_own_policy(settings),
         publisher=publisher,
     )
@@ -368,14 +368,14 @@ def _connector(
 
 
 def restore_state(
-    documents: Sequence[Mapping[str, Any]], settings: PlannerSettings, now: datetime
+    documents: Sequence[Mapping[str, Any]], settings: PlannerSettings, now: datetime, now_s: float
 ) -> PlannerState:
     """Return the state to begin with, by the last of these records of decisions.
 
     It has the error budget, faded, and what is remembered of engines' options.
 
     An empty one where that record cannot be read, lies in the future, or is of another promise or of none.
-    ``now`` has a time zone.
+    ``now`` has a time zone; ``now_s`` is the same moment, monotonic, which begins anew with the machine.
     """
     begin = PlannerState()
     try:
@@ -384,16 +384,14 @@ def restore_state(
     except (IndexError, KeyError, TypeError, ValueError, AttributeError, UserError):
         return begin
     before, window_s = last.settings, settings.slo_window_s
-    if (
-        not before.is_by_targets
-        or not window_s
-        or passed_s < 0
-        or _promise_key(before) != _promise_key(settings)
-    ):
+    if not before.is_by_targets or passed_s < 0 or _promise_key(before) != _promise_key(settings):
         return begin
     known = last.next_state
+    options = known.options.moved(now_s - passed_s - last.observation.at_s)
+    if not window_s:
+        return PlannerState(options=options)
     budget = decay_budget(known.error_budget, passed_s, window_s)
-    state = PlannerState(error_budget=budget, options=known.options)
+    state = PlannerState(error_budget=budget, options=options)
     log.info(
         "the error budget goes on from %s: TTFT %+.0f, ITL %+.0f requests",
         last.wall_time,

@@ -95,6 +95,11 @@ class OptionMemory:
             del served[0]
         return replace(self, served=tuple(served))
 
+    def moved(self, by_s: float) -> OptionMemory:
+        """Return the memory by a clock that shows so much more; what tells the change apart stays."""
+        barred = tuple(each._replace(until_s=each.until_s + by_s) for each in self.barred)
+        return replace(self, since_s=None if self.since_s is None else self.since_s + by_s, barred=barred)
+
     def bars(self, component: str, option: str, value: int, at_s: float) -> bool:
         """Tell whether the option may not have that value now."""
         return any(each[:3] == (component, option, value) and at_s < each.until_s for each in self.barred)

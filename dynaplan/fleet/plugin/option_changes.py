@@ -84,10 +84,12 @@ async def reload_option(namespace: str, change: OptionChange) -> str:
         await process.wait()
     for line in printed.decode(errors="replace").splitlines():
         log.info("reload: %s", line)
-    told = errors.decode(errors="replace").strip()
     if not process.returncode:
         return DONE
-    return told.rpartition("Error: ")[2][:MAX_RESULT_CHARACTERS] or f"exit code {process.returncode}"
+    told = errors.decode(errors="replace").strip().rpartition("Error: ")[2]
+    log.warning("reload: %s", told)
+    why, *_ = told.splitlines() or [f"exit code {process.returncode}"]
+    return why[:MAX_RESULT_CHARACTERS]
 
 
 def _read(text: str) -> OptionChange | None:

@@ -5,13 +5,15 @@ One option of one component at a time, which the fleet plugin changes as a rolli
 | the last change | what follows |
 |---|---|
 | is under way | nothing, until its result is known |
+| did not get into the store | it is asked for again |
 | is made | its traffic is counted for a quarter of ``slo-window`` |
 | more missed than in the quarter before, beyond chance, under no more load | it is taken back, and barred |
 | no more missed, or a window has passed in which more came than before | it stays |
 | was not made, or a person has changed the option since | it is barred: not tried for ``BARRED_WINDOWS`` |
 
-Another one is asked for a window after the last, where a trial is sure of its gain and nothing objects. What
-"beyond chance" is says ``backtesting/record.py``: here what was kept before is what is foretold.
+Another one is asked for a window after the last, where a trial is sure of its gain, the record has misses to
+gain from, and nothing objects. What "beyond chance" is says ``backtesting/record.py``: here what was kept
+before is what is foretold.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.evidence import DEVIATIONS, GROWTH_RATIO
 from dynaplan.planner.backtesting.record import odds_shift
 from dynaplan.planner.backtesting.schedule import window_of
+from dynaplan.planner.backtesting.search import MIN_GAIN
 from dynaplan.planner.model import BacktestResult, DecisionStep, OptionTrial
-from dynaplan.planner.option_memory import BarredValue, OptionMemory, ServedPart, total
+from dynaplan.planner.option_memory import NOTHING_SERVED, BarredValue, OptionMemory, ServedPart, total
 from dynaplan.planner.rules.load_policy import Situation
 from dynaplan.planner.rules.sla_policy import limits_of
 
@@ -47,12 +50,11 @@ def plan_options(situation: Situation) -> tuple[OptionMemory, list[DecisionStep]
     A change that is to be asked for now has the ``asked_s`` of the observation.
     """
     answer, current = situation.observation.backtest, situation.current
-    memory, lines = OptionMemory(), []
-    if answer and answer.best_option:
-        lines.append(describe_option(answer.best_option, answer))
-    if situation.settings.adjust_knobs:
-        memory, why = _adjust(situation)
-        lines += filter(None, [why])
+    memory, why = _adjust(situation) if situation.settings.adjust_knobs else (OptionMemory(), "")
+    found = describe_option(answer.best_option, answer) if answer and answer.best_option else ""
+    change, at_s = memory.change, situation.observation.at_s
+    is_older = change is not None and not memory.is_settled and change.asked_s != at_s
+    lines = [why] if is_older else filter(None, [found, why])
     return memory, [DecisionStep(ENGINE_OPTION, current, current, line) for line in lines]
 
 
@@ -70,10 +72,13 @@ def describe_option(trial: OptionTrial, answer: BacktestResult) -> str:
 def _adjust(situation: Situation) -> tuple[OptionMemory, str]:
     settings, observation = situation.settings, situation.observation
     memory = _of_store(situation.state.options, observation.option_change)
-    memory = memory.with_traffic(observation.traffic, window_of(settings) / JUDGED_PART)
     change = memory.change
+    if change is None or change.result:  # While workers are replaced it is the traffic of neither value.
+        memory = memory.with_traffic(observation.traffic, window_of(settings) / JUDGED_PART)
     if change is None:
         return _ask(situation, memory)
+    if change != observation.option_change:
+        return _ask_again(situation, memory, change)
     if not change.result:
         return memory, f"{change} is being made, for {observation.at_s - change.asked_s:.0f} s now"
     if change.result == DONE and (value := _value_now(settings, change)) != change.after:
@@ -85,8 +90,8 @@ def _adjust(situation: Situation) -> tuple[OptionMemory, str]:
     if change.result != DONE:
         return _bar(situation, memory), f"{change} was not made: {change.result}"
     if memory.since_s is None:
-        is_back = memory.bars(change.component, change.option, change.before, observation.at_s)
-        since = replace(memory, since_s=observation.at_s, served=(), is_settled=is_back)
+        is_compared = memory.before != NOTHING_SERVED
+        since = replace(memory, since_s=observation.at_s, served=(), is_settled=not is_compared)
         return since, f"{change} is made on all workers"
     return _judge(situation, memory, change, memory.since_s)
 
@@ -94,10 +99,13 @@ def _adjust(situation: Situation) -> tuple[OptionMemory, str]:
 def _of_store(memory: OptionMemory, seen: OptionChange | None) -> OptionMemory:
     """Return the memory of the change that the store has: its own, that of a lost planner, or none.
 
-    Where the store has none another deployment has begun, with the options of its file.
+    Where the store has none another deployment has begun, with the options of its file. Where it has an
+    older one than this planner asked for last, it has not got that: the memory is as it was.
     """
     if seen and memory.change and seen.asked_s == memory.change.asked_s:
         return replace(memory, change=seen)
+    if seen and memory.change and not memory.change.result and seen.asked_s < memory.change.asked_s:
+        return memory
     return OptionMemory(seen, None, bool(seen and seen.result), served=memory.served, barred=memory.barred)
 
 
@@ -118,7 +126,9 @@ def _judge(
         if objection := _in_the_way(situation, change.component):
             return memory, f"{change} is to be taken back, and is not yet: {objection}; {kept}"
         barred = _bar(situation, memory)
-        back = replace(barred, change=change.reversed(at_s), since_s=None, is_settled=False)
+        back = replace(
+            barred, change=change.reversed(at_s), since_s=None, is_settled=False, before=NOTHING_SERVED
+        )
         return back, f"{change} is taken back: {kept}"
     return replace(memory, is_settled=True), f"{change} stays: {kept}"
 
@@ -140,23 +150,32 @@ def _ask(situation: Situation, memory: OptionMemory) -> tuple[OptionMemory, str]
         return memory, f"{trial} is not made: {objection}"
     change = OptionChange(trial.component, trial.option, trial.before, trial.after, at_s)
     asked = replace(memory, change=change, since_s=None, is_settled=False, before=total(memory.served))
-    return asked, f"{change} is asked for: a worker after the other gets it"
+    return replace(asked, served=()), f"{change} is asked for: a worker after the other gets it"
+
+
+def _ask_again(situation: Situation, memory: OptionMemory, change: OptionChange) -> tuple[OptionMemory, str]:
+    """Return the memory with the change asked for now, since the store did not get it."""
+    if objection := _in_the_way(situation, change.component):
+        return memory, f"{change} has to be asked for again, and is not yet: {objection}"
+    again = replace(change, asked_s=situation.observation.at_s)
+    return replace(memory, change=again), f"{change} is asked for again: the store did not get it"
 
 
 def _objection(situation: Situation, memory: OptionMemory, answer: BacktestResult, trial: OptionTrial) -> str:
     """Return why a change that a trial found is not to be made now; "" if nothing is in the way."""
     settings, observation = situation.settings, situation.observation
     at_s, window_s = observation.at_s, window_of(settings)
-    if settings.no_operation:
-        return "no-operation"
     if memory.bars(trial.component, trial.option, trial.after, at_s):
         return "it was of no use lately, or not wanted"
-    if memory.change and at_s - memory.change.asked_s < window_s:
+    if memory.change and 0 <= at_s - memory.change.asked_s < window_s:
         return f"the last change was {(at_s - memory.change.asked_s) / 60:.0f} min ago"
     if objection := answer.missing or _in_the_way(situation, trial.component):
         return objection
-    if total(memory.served).length_s < window_s / JUDGED_PART:
-        return f"it is to be compared with {window_s / JUDGED_PART / 60:.0f} min before it"
+    before, compared_s = total(memory.served), window_s / JUDGED_PART
+    if before.length_s < compared_s:
+        return f"it is to be compared with {compared_s / 60:.0f} min before it"
+    if before.in_time > 1 - MIN_GAIN:
+        return f"{before.in_time:.1%} of the last {compared_s / 60:.0f} min were in time as it is"
     return ""
 
 
@@ -164,6 +183,8 @@ def _in_the_way(situation: Situation, component: str) -> str:
     """Return why no worker of the component is to be replaced now; "" if nothing is in the way."""
     settings, observation, current = situation.settings, situation.observation, situation.current
     role, limits = _role_of(settings, component), limits_of(settings, observation, current)
+    if settings.no_operation:
+        return "no-operation"
     if current.of(role) == 1 and limits.gpus(current.plus(role, 1)) > limits.max_gpus:
         return "while its only worker starts again nobody answers, and no GPU is free for another"
     if observation.desired.is_pending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -289,6 +290,7 @@ def test_a_change_of_the_planner_that_was_killed_goes_on_and_one_that_is_made_do
     [
         (replace(SLOTS, before=4), "VllmWorker.max-num-seqs is 8, not 4 any more"),
         (replace(SLOTS, component="Frontend"), "Frontend has no engine"),
+        (replace(SLOTS, option="swap-space"), "VllmWorker has no swap-space that is known"),
     ],
 )
 def test_the_planner_overrules_nobody(served: Served, change: OptionChange, said: str) -> None:
@@ -305,6 +307,43 @@ def test_a_persons_interrupted_reload_is_not_finished_by_the_planner(served: Ser
     refusal = served.typed("-y", "--by-planner", SLOTS.to_text()).exception
     assert isinstance(refusal, DeploymentError)
     assert "a reload was interrupted" in str(refusal)
+
+
+def test_the_planners_change_is_made_after_the_reload_of_a_person_that_is_under_way(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    persons = reload._load_new_settings(served.launch, None, ["--VllmWorker.swap-space=4"])
+    file = served.runtime_dir / RELOADED_FILE
+    file.write_text(replace(persons, before=persons.config).to_json())
+
+    def flock(descriptor: int, operation: int) -> None:
+        """A lock that is free once the person's reload has finished."""
+        assert not operation & fcntl.LOCK_NB
+        file.write_text(persons.to_json())
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert served.typed("-y", "--by-planner", SLOTS.to_text()).exit_code == 0
+    assert served.new.config["VllmWorker"]["max-num-seqs"] == 16
+    assert served.new.config["VllmWorker"]["swap-space"] == 4
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_what_was_shown_is_not_applied_where_the_settings_have_changed_before_the_answer(
+    served: Served, monkeypatch: pytest.MonkeyPatch, is_changed: bool
+) -> None:
+    served.typed("-y", "--by-planner", SLOTS.to_text())
+    served.applied.clear()
+
+    def confirm(text: str, **options: Any) -> None:
+        if is_changed:
+            served.finish()
+
+    monkeypatch.setattr(reload.click, "confirm", confirm)
+    monkeypatch.setattr(reload, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    served.write(YAML + "  swap-space: 4\n")
+    answer = served.typed()
+    assert bool(served.applied) is not is_changed
+    assert ("have changed since they were shown" in str(answer.exception)) is is_changed
 
 
 def test_a_launch_that_cannot_be_read_is_said(served: Served) -> None:

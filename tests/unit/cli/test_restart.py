@@ -127,6 +127,23 @@ async def test_a_hold_of_before_is_there_again(box: Box) -> None:
     assert box.asked[-1][2] == mine.decode
 
 
+@pytest.mark.parametrize("persons", [RoleHolds(decode=Hold(at_least=2, at_most=2, by="alice")), RoleHolds()])
+async def test_who_holds_or_releases_the_role_meanwhile_is_not_overruled(
+    box: Box, monkeypatch: pytest.MonkeyPatch, persons: RoleHolds
+) -> None:
+    async def wait_carried_out(found: Any, store: Any, *others: Any) -> None:
+        await box.wait_carried_out(found, store, *others)
+        if len(box.asked) == 1:
+            await store.put(scaling_key("dynamo", HOLDS), persons.to_text())
+
+    monkeypatch.setattr(scale_progress, "wait_carried_out", wait_carried_out)
+    earlier = RoleHolds(decode=Hold(at_least=1, at_most=1))
+    await box.store.put(scaling_key("dynamo", HOLDS), earlier.to_text())
+    await box.store.put(fleet_key("dynamo"), '{"free_gpus": [1]}')
+    await WorkerRestart(box.store, "dynamo", OLD).run()
+    assert await _holds(box) == persons
+
+
 async def test_when_the_new_one_fails_the_old_one_goes_on(box: Box) -> None:
     box.fails = True
     await box.store.put(fleet_key("dynamo"), '{"free_gpus": [1]}')

@@ -32,7 +32,7 @@ from dynaplan.planner.assembly import (
 )
 from dynaplan.planner.deployment import DeploymentValidationError
 from dynaplan.planner.model import DecisionRecord, ErrorBudget, PlannerState, WorkerLimits
-from dynaplan.planner.option_memory import OptionMemory, ServedPart
+from dynaplan.planner.option_memory import BarredValue, OptionMemory, ServedPart
 from dynaplan.planner.recorders.decision_log import recent_records
 from dynaplan.planner.rules.decision import decide
 from dynaplan.planner.service import Planner
@@ -225,6 +225,7 @@ async def test_a_close_that_is_cancelled_has_begun_to_close_every_part():
 
 
 AT = datetime.fromisoformat("2026-01-01T12:00:00+00:00")
+AT_S = interval(1, 1).at_s
 KNOWN = PlannerState(
     decode_grace_left=2,
     error_budget=ErrorBudget(-40.0, 30.0),
@@ -238,13 +239,13 @@ def record(settings: PlannerSettings = SETTINGS) -> dict[str, Any]:
 
 
 def test_the_error_budget_goes_on_and_has_faded_by_the_time_between():
-    state = restore_state([record()], SETTINGS, AT + timedelta(hours=1))
+    state = restore_state([record()], SETTINGS, AT + timedelta(hours=1), AT_S + 3600)
     assert state.error_budget.ttft_requests == pytest.approx(-40 * 0.3679, rel=1e-3)
     assert state.error_budget.itl_requests == pytest.approx(30 * 0.3679, rel=1e-3)
 
 
 def test_grace_and_corrections_begin_anew():
-    state = restore_state([record()], SETTINGS, AT)
+    state = restore_state([record()], SETTINGS, AT, AT_S)
     assert state.decode_grace_left == 0
     assert state.corrections == PlannerState().corrections
 
@@ -253,7 +254,20 @@ def test_what_is_remembered_of_the_engines_options_goes_on():
     change = OptionChange("VllmWorker", "max-num-seqs", 8, 16, 1.0)
     options = OptionMemory(change, served=(ServedPart(60.0, 9.0, 1.0, 900.0),))
     document = {**record(), "next_state": replace(KNOWN, options=options).to_json()}
-    assert restore_state([document], SETTINGS, AT).options == options
+    assert restore_state([document], SETTINGS, AT, AT_S).options == options
+
+
+def test_without_a_window_the_engines_options_are_remembered_all_the_same():
+    settings, options = replace(SETTINGS, slo_window_s=0.0), OptionMemory(since_s=1.0)
+    document = {**record(settings), "next_state": replace(KNOWN, options=options).to_json()}
+    assert restore_state([document], settings, AT, AT_S) == PlannerState(options=options)
+
+
+def test_a_value_is_barred_for_as_long_where_the_machine_was_started_again():
+    options = OptionMemory(barred=(BarredValue("VllmWorker", "max-num-seqs", 16, AT_S + 900.0),))
+    document = {**record(), "next_state": replace(KNOWN, options=options).to_json()}
+    state = restore_state([document], SETTINGS, AT + timedelta(seconds=600), 40.0)
+    assert state.options.barred[0].until_s == 40.0 + 300.0
 
 
 @pytest.mark.parametrize(
@@ -267,17 +281,17 @@ def test_what_is_remembered_of_the_engines_options_goes_on():
     ids=["another promise", "another namespace", "no promise", "the future"],
 )
 def test_nothing_is_remembered_of(before, now):
-    assert restore_state([record(before)], SETTINGS, now) == PlannerState()
+    assert restore_state([record(before)], SETTINGS, now, AT_S) == PlannerState()
 
 
 @pytest.mark.parametrize("documents", [[], [{"some": "thing"}], [{**record(), "wall_time": "soon"}]])
 def test_what_cannot_be_read_is_as_no_record(documents):
-    assert restore_state(documents, SETTINGS, AT) == PlannerState()
+    assert restore_state(documents, SETTINGS, AT, AT_S) == PlannerState()
 
 
 def test_without_a_window_there_is_no_budget():
     settings = replace(SETTINGS, slo_window_s=0.0)
-    assert restore_state([record(settings)], settings, AT) == PlannerState()
+    assert restore_state([record(settings)], settings, AT, AT_S) == PlannerState()
 
 
 def seen_traffic(minutes_ago: float, settings: PlannerSettings = SETTINGS) -> dict[str, Any]:

@@ -81,6 +81,7 @@ async def test_what_is_no_change_is_left_alone(text: str) -> None:
     [
         ("print('reloaded')", DONE),
         ("import sys; sys.exit('careful\\nError: it is 9')", "it is 9"),
+        ("import sys; sys.exit('Error: it does not start\\nits log\\n  a hint')", "it does not start"),
         ("import sys; sys.exit(3)", "exit code 3"),
     ],
 )

@@ -227,6 +227,62 @@ def test_no_worker_is_replaced_where_something_is_in_the_way(
     assert any(f"is not made: {objection}" in line for line in box.lines)
 
 
+def test_nothing_is_changed_where_the_record_has_nothing_to_gain() -> None:
+    box = Box(missed=0.0)
+    box.passes(2 * WINDOW_S)
+    assert box.asked == []
+    assert "VllmWorker.max-num-seqs 8 -> 16 is not made: 100.0% of the last 2 min were in time as it is" in (
+        box.lines
+    )
+
+
+def test_with_no_operation_nothing_is_taken_back() -> None:
+    box = Box()
+    box.asks()
+    box.settings = replace(box.settings, no_operation=True)
+    box.missed = 15.0
+    box.passes(WINDOW_S)
+    assert len(box.asked) == 1
+    assert any("is to be taken back, and is not yet: no-operation" in line for line in box.lines)
+
+
+def test_what_the_store_did_not_get_is_asked_for_again_once_nothing_is_in_the_way() -> None:
+    box = Box()
+    box.asks()
+    box.passes(4 * T)
+    made, box.missed = box.key, 15.0
+    while len(box.asked) == 1:
+        box.interval()
+    box.key, box.holds = made, RoleHolds(decode=Hold(1, 1, by="alice"))
+    box.passes(2 * T)
+    assert len(box.asked) == 2
+    assert "has to be asked for again, and is not yet: somebody holds" in box.lines[-1]
+    box.holds = RoleHolds()
+    box.passes(WINDOW_S)
+    assert [each.after for each in box.asked] == [16, 8, 8]
+    assert box.settings.decode_max_num_seqs == 8
+
+
+def test_a_change_from_a_value_that_was_of_no_use_before_is_judged_like_any_other() -> None:
+    box = Box()
+    box.asks()
+    box.missed = 15.0
+    box.passes(WINDOW_S)
+    box.settings = replace(box.settings, decode_max_num_seqs=16)
+    box.trial, box.missed = replace(MORE_SLOTS, before=16, after=32), 5.0
+    while len(box.asked) == 2:
+        box.interval()
+    assert (box.asked[-1].before, box.asked[-1].after) == (16, 32)
+    box.missed = 15.0
+    box.passes(WINDOW_S)
+    assert (box.asked[-1].before, box.asked[-1].after) == (32, 16)
+
+
+def test_a_change_of_before_the_machine_was_started_again_stops_no_other() -> None:
+    box = Box(key=replace(OptionChange("VllmWorker", "max-num-seqs", 4, 8, 1e6), result=DONE))
+    assert box.asks().after == 16
+
+
 def test_without_the_option_nothing_is_changed_or_remembered() -> None:
     box = Box(settings=replace(ADJUSTING, adjust_knobs=False))
     box.passes(2 * WINDOW_S)
