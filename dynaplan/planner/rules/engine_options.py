@@ -11,9 +11,9 @@ One option of one component at a time, which the fleet plugin changes as a rolli
 | no more missed, or a window has passed in which more came than before | it stays |
 | was not made, or a person has changed the option since | it is barred: not tried for ``BARRED_WINDOWS`` |
 
-Another one is asked for a window after the last, where a trial is sure of its gain, the record has misses to
-gain from, and nothing objects. What "beyond chance" is says ``backtesting/record.py``: here what was kept
-before is what is foretold.
+Another one is asked for a window after the last, where a trial is sure of its gain, the record of the last
+quarter has not kept as much already, and nothing objects. What "beyond chance" is says
+``backtesting/record.py``: here what was kept before is what is foretold.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _objection(situation: Situation, memory: OptionMemory, answer: BacktestResul
     before, compared_s = total(memory.served), window_s / JUDGED_PART
     if before.length_s < compared_s:
         return f"it is to be compared with {compared_s / 60:.0f} min before it"
-    if before.in_time > 1 - MIN_GAIN:
+    if before.in_time > trial.in_time - MIN_GAIN:
         return f"{before.in_time:.1%} of the last {compared_s / 60:.0f} min were in time as it is"
     return ""
 

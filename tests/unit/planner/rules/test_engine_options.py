@@ -227,13 +227,15 @@ def test_no_worker_is_replaced_where_something_is_in_the_way(
     assert any(f"is not made: {objection}" in line for line in box.lines)
 
 
-def test_nothing_is_changed_where_the_record_has_nothing_to_gain() -> None:
-    box = Box(missed=0.0)
+@pytest.mark.parametrize(("missed", "foretold", "kept"), [(0.0, 0.998, "100.0%"), (5.0, 0.75, "75.0%")])
+def test_nothing_is_changed_where_the_record_keeps_as_much_as_the_other_value_is_to(
+    missed: float, foretold: float, kept: str
+) -> None:
+    box = Box(missed=missed, trial=replace(MORE_SLOTS, in_time=foretold))
     box.passes(2 * WINDOW_S)
     assert box.asked == []
-    assert "VllmWorker.max-num-seqs 8 -> 16 is not made: 100.0% of the last 2 min were in time as it is" in (
-        box.lines
-    )
+    why = f"VllmWorker.max-num-seqs 8 -> 16 is not made: {kept} of the last 2 min were in time as it is"
+    assert why in box.lines
 
 
 def test_with_no_operation_nothing_is_taken_back() -> None:
