@@ -40,11 +40,11 @@ def _found(found: RunningDeployment, document: dict[str, Any]) -> str:
     answer = record.observation.backtest
     if answer is None:
         return f"nothing is tried by the policy {record.settings.policy}: it plans for no targets"
-    if answer.best_option is None:
+    if answer.best_trial is None:
         missing = f": {answer.missing}" if answer.missing else ""
         return f"nothing is tried yet{missing}"
-    words = describe_option(answer.best_option, answer)
-    how = _how_to_set(found, answer.best_option) if answer.best_option.is_certain else ""
+    words = describe_option(answer.best_trial, answer)
+    how = _how_to_set(found, answer.best_trial) if answer.best_trial.is_certain else ""
     return f"{words}{how}"
 
 
@@ -54,4 +54,4 @@ def _how_to_set(found: RunningDeployment, trial: OptionTrial) -> str:
     if trial.component not in (each.name for each in launch.graph.services):
         return ""
     option = written_name(launch.settings_of(trial.component), trial.option)
-    return f"\n  dynaplan reload {found.namespace} --{trial.component}.{option}={trial.after}"
+    return f"\n  dynaplan reload {found.namespace} --{trial.component}.{option}={trial.value_after}"

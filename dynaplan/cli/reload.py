@@ -41,9 +41,9 @@ from dynaplan.fleet.launch import (
     RELOADED_FILE,
     AdjustedOption,
     Reload,
-    keep_adjusted,
     last_reload,
     read_launch,
+    reapply_adjusted,
 )
 from dynaplan.fleet.rules.reloading import (
     WORKERS,
@@ -219,7 +219,7 @@ def _load_new_settings(launch: Launch, config_file: str | None, overrides: Seque
     if spec.on_demand or launch.graph.on_demand:
         return Reload(config, str(file or ""), all_overrides, graph=spec)
     _check_no_service_removed(launch.graph, spec)
-    config, adjusted = keep_adjusted(config, launch.adjusted, parse_overrides(overrides))
+    config, adjusted = reapply_adjusted(config, launch.adjusted, parse_overrides(overrides))
     return Reload(config, str(file or ""), all_overrides, adjusted=adjusted)
 
 
@@ -248,7 +248,7 @@ def _reload_option(
         raise DeploymentError(f"{change.component}.{option} is {now}, not {change.before} any more")
     others = [each for each in launch.adjusted if (each.component, each.option) != (change.component, option)]
     known = next((each for each in launch.adjusted if each not in others), None)
-    given = known.given if known else own.get(option)
+    given = known.user_value if known else own.get(option)
     if given != change.after:
         others.append(AdjustedOption(change.component, option, given, change.after))
     before = launch.config if before_interrupted is None else before_interrupted

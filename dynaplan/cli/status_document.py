@@ -370,7 +370,7 @@ def _adjusted(found: RunningDeployment) -> list[str]:
     last = last_reload(found.runtime_dir)
     return [
         f"{each.component}.{each.option} is {each.value} by the planner, in place of "
-        + ("its default" if each.given is None else str(each.given))
+        + ("its default" if each.user_value is None else str(each.user_value))
         for each in (last.adjusted if last else ())
     ]
 

@@ -31,11 +31,11 @@ ENDPOINT_SOCKET, EVENTS_SOCKET = "circus.sock", "circus-events.sock"
 
 @dataclass(frozen=True)
 class AdjustedOption:
-    """An option of a service that the planner has set; ``given`` is its value by a person, None for none."""
+    """An option of a service that the planner has set; ``user_value`` is a person's, None for none."""
 
     component: str
     option: str
-    given: Any
+    user_value: Any
     value: int
 
 
@@ -222,7 +222,7 @@ class CurrentLaunch:
         return self._current
 
 
-def keep_adjusted(
+def reapply_adjusted(
     config: Sections, adjusted: Iterable[AdjustedOption], named: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Sections, tuple[AdjustedOption, ...]]:
     """Return a person's new configuration with the planner's values, and the options that still have one.
@@ -233,7 +233,7 @@ def keep_adjusted(
     kept = []
     for each in adjusted:
         is_named = each.option in kebab_keys(named.get(each.component) or {})
-        if not is_named and section_options(config, each.component).get(each.option) == each.given:
+        if not is_named and section_options(config, each.component).get(each.option) == each.user_value:
             config = merge_sections(config, {each.component: {each.option: each.value}})
             kept.append(each)
     return config, tuple(kept)

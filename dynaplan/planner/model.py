@@ -258,20 +258,20 @@ class SplitRecord:
 class OptionTrial:
     """A backtest with another value of an option of a component's engines, beside its present one.
 
-    With the values ``before`` and ``after``, the parts ``in_time_before`` and ``in_time`` of the requests met
-    both targets. ``is_certain``: the gain is more than chance makes, and worth a change.
+    With either value the part ``in_time_before`` or ``in_time_after`` of the requests met both targets.
+    ``is_certain``: the gain is more than chance makes, and worth a change.
     """
 
     component: str
     option: str
-    before: int
-    after: int
+    value_before: int
+    value_after: int
     in_time_before: float
-    in_time: float
+    in_time_after: float
     is_certain: bool = False
 
     def __str__(self) -> str:
-        return f"{self.component}.{self.option} {self.before} -> {self.after}"
+        return f"{self.component}.{self.option} {self.value_before} -> {self.value_after}"
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class BacktestResult:
     load that may come before a worker that is requested now is ready. ``corrections`` are the factors of step
     times with which it was simulated, ``stood`` the splits that stood in the window, the last one first;
     ``is_held``: more had missed there than was foretold, and so every split is said to miss more.
-    ``best_option`` is, of the options that were tried last, the trial with the most requests in time, be they
+    ``best_trial`` is, of the options that were tried last, the trial with the most requests in time, be they
     fewer than at present.
     """
 
@@ -301,7 +301,7 @@ class BacktestResult:
     corrections: Corrections = field(default_factory=Corrections)
     stood: tuple[SplitRecord, ...] = ()
     is_held: bool = False
-    best_option: OptionTrial | None = None
+    best_trial: OptionTrial | None = None
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> BacktestResult:
@@ -317,14 +317,14 @@ class BacktestResult:
             for each in document.get("stood", ())
         )
         corrections = Corrections(**document.get("corrections", {}))
-        option = document.get("best_option")
+        option = document.get("best_trial")
         known = {name: value for name, value in document.items() if name not in REMOVED_RESULT}
         parts = {
             "workers": chosen,
             "tried": tried,
             "stood": stood,
             "corrections": corrections,
-            "best_option": OptionTrial(**option) if option else None,
+            "best_trial": OptionTrial(**option) if option else None,
         }
         return cls(**{**known, **parts})
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from dynaplan.contract.option_changes import OptionChange
 from dynaplan.contract.traffic import Traffic
 
-PARTS = 5
+JUDGED_PARTS = 5
 """The parts in which the traffic that a change is judged by is counted: they tell how misses scatter."""
 
 
@@ -54,16 +54,16 @@ class BarredValue(NamedTuple):
 class OptionMemory:
     """The last change of an option, and how the traffic went before it and since.
 
-    ``since_s`` is the moment since which all workers have it, None until then. ``is_settled``: it stays, was
-    taken back, or was never made. ``served`` are the newest parts of the traffic, the last one growing;
-    ``before`` those before the change, as one.
+    ``applied_at_s`` is the moment since which all workers have it, None until then. ``is_settled``: it stays,
+    was taken back, or was never made. ``recent_parts`` are the newest parts of the traffic, the last one
+    growing; ``served_before`` those before the change, as one.
     """
 
     change: OptionChange | None = None
-    since_s: float | None = None
+    applied_at_s: float | None = None
     is_settled: bool = False
-    before: ServedPart = NOTHING_SERVED
-    served: tuple[ServedPart, ...] = ()
+    served_before: ServedPart = NOTHING_SERVED
+    recent_parts: tuple[ServedPart, ...] = ()
     barred: tuple[BarredValue, ...] = ()
 
     @classmethod
@@ -72,8 +72,8 @@ class OptionMemory:
         change = document.get("change")
         parts = {
             "change": OptionChange(**change) if change else None,
-            "before": ServedPart(*document.get("before", NOTHING_SERVED)),
-            "served": tuple(ServedPart(*each) for each in document.get("served", ())),
+            "served_before": ServedPart(*document.get("served_before", NOTHING_SERVED)),
+            "recent_parts": tuple(ServedPart(*each) for each in document.get("recent_parts", ())),
             "barred": tuple(BarredValue(*each) for each in document.get("barred", ())),
         }
         return cls(**{**document, **parts})
@@ -87,18 +87,23 @@ class OptionMemory:
             return self
         tokens = traffic.requests * ((traffic.isl_tokens or 0.0) + (traffic.osl_tokens or 0.0))
         missed = max(traffic.over_ttft[0][1], traffic.over_itl[0][1])
-        newest, served = ServedPart(traffic.interval_s, traffic.requests, missed, tokens), [*self.served]
-        if served and served[-1].length_s < within_s / PARTS:
+        newest, served = (
+            ServedPart(traffic.interval_s, traffic.requests, missed, tokens),
+            [*self.recent_parts],
+        )
+        if served and served[-1].length_s < within_s / JUDGED_PARTS:
             newest = served.pop().plus(newest)
         served.append(newest)
         while total(served[1:]).length_s >= within_s:
             del served[0]
-        return replace(self, served=tuple(served))
+        return replace(self, recent_parts=tuple(served))
 
     def moved(self, by_s: float) -> OptionMemory:
         """Return the memory by a clock that shows so much more; what tells the change apart stays."""
         barred = tuple(each._replace(until_s=each.until_s + by_s) for each in self.barred)
-        return replace(self, since_s=None if self.since_s is None else self.since_s + by_s, barred=barred)
+        return replace(
+            self, applied_at_s=None if self.applied_at_s is None else self.applied_at_s + by_s, barred=barred
+        )
 
     def bars(self, component: str, option: str, value: int, at_s: float) -> bool:
         """Tell whether the option may not have that value now."""

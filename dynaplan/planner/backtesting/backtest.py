@@ -68,7 +68,7 @@ def backtest(
         corrections=corrections,
         stood=stood.splits[:MAX_STOOD],
         is_held=bool(stood.ttft_shift or stood.itl_shift or stood.worse),
-        best_option=try_options(search, settings) if question.tries_options else None,
+        best_trial=try_options(search, settings) if question.tries_options else None,
     )
 
 

@@ -21,7 +21,7 @@ from dynaplan.config.settings.planner import PlannerSettings, worker_sizes
 from dynaplan.config.settings.worker import SLOT_OPTION, STEP_OPTION, SimOptions
 from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.graph.lifecycle import Role
-from dynaplan.planner.backtesting.record import odds_shift
+from dynaplan.planner.backtesting.record import excess_log_odds
 from dynaplan.planner.backtesting.runs import MissCounts, SplitRun
 from dynaplan.planner.backtesting.search import MIN_GAIN, Search
 from dynaplan.planner.model import OptionTrial
@@ -84,7 +84,7 @@ def try_options(search: Search, settings: PlannerSettings) -> OptionTrial | None
         for option in configured
         for value in option.values_beside(search.service.engines[option.role][0])
     ]
-    return max(trials, key=lambda each: each.in_time, default=None)
+    return max(trials, key=lambda each: each.in_time_after, default=None)
 
 
 def _trial(
@@ -125,4 +125,4 @@ def _in_time(search: Search, misses: MissCounts) -> float:
 def _is_beyond_chance(search: Search, more: MissCounts, fewer: MissCounts) -> bool:
     """Tell whether chance does not explain that many more misses; both are of the whole window."""
     came = [each.count for each in search.window]
-    return odds_shift(came, more.by_interval(search.begin_s), fewer.by_interval(search.begin_s)) > 0
+    return excess_log_odds(came, more.by_interval(search.begin_s), fewer.by_interval(search.begin_s)) > 0

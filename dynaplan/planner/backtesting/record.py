@@ -310,12 +310,12 @@ def _worse(records: Sequence[SplitRecord]) -> tuple[PoolSizes, float, float]:
 def _shifts(records: Sequence[SplitRecord]) -> tuple[float, float]:
     came = [each.requests for each in records]
     return (
-        odds_shift(came, [each.late for each in records], [each.foretold_late for each in records]),
-        odds_shift(came, [each.long for each in records], [each.foretold_long for each in records]),
+        excess_log_odds(came, [each.late for each in records], [each.foretold_late for each in records]),
+        excess_log_odds(came, [each.long for each in records], [each.foretold_long for each in records]),
     )
 
 
-def odds_shift(came: Sequence[float], measured: Sequence[float], foretold: Sequence[float]) -> float:
+def excess_log_odds(came: Sequence[float], measured: Sequence[float], foretold: Sequence[float]) -> float:
     """Return by how much the odds of a miss exceed the foretold ones (logarithm); 0 where chance explains it.
 
     Given are the requests and both numbers of misses of each interval.

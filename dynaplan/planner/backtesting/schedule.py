@@ -129,7 +129,7 @@ class BacktestSchedule:
         if question.tries_options:
             self._options_due_s = at_s + self._window_s
         else:
-            answer = replace(answer, best_option=self._answer.best_option)
+            answer = replace(answer, best_trial=self._answer.best_trial)
         self._answer, self._is_new = answer, True
         if all(each is not question.intervals[0] for each in self._before_end):
             self._before_end = ()

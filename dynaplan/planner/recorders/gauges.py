@@ -94,12 +94,12 @@ def values_of(record: DecisionRecord) -> dict[str, float]:
 def _engine_options(record: DecisionRecord) -> dict[str, float | None]:
     """Return the sizes of the engines' steps, and the part of the requests that another one would gain."""
     settings, answer = record.settings, record.observation.backtest
-    trial = answer.best_option if answer else None
+    trial = answer.best_trial if answer else None
     return {
         "prefill_max_num_batched_tokens": settings.prefill_step_limit_tokens,
         "decode_max_num_batched_tokens": settings.decode_step_limit_tokens,
         "decode_max_num_seqs": settings.decode_max_num_seqs,
-        "best_option_gain": trial.in_time - trial.in_time_before if trial else None,
+        "best_option_gain": trial.in_time_after - trial.in_time_before if trial else None,
     }
 
 

@@ -26,7 +26,7 @@ from dynaplan.contract.holds import RoleHolds
 from dynaplan.contract.option_changes import DONE, OptionChange
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.evidence import DEVIATIONS, GROWTH_RATIO
-from dynaplan.planner.backtesting.record import odds_shift
+from dynaplan.planner.backtesting.record import excess_log_odds
 from dynaplan.planner.backtesting.schedule import window_of
 from dynaplan.planner.backtesting.search import MIN_GAIN
 from dynaplan.planner.model import BacktestResult, DecisionStep, OptionTrial
@@ -51,7 +51,7 @@ def plan_options(situation: Situation) -> tuple[OptionMemory, list[DecisionStep]
     """
     answer, current = situation.observation.backtest, situation.current
     memory, why = _adjust(situation) if situation.settings.adjust_knobs else (OptionMemory(), "")
-    found = describe_option(answer.best_option, answer) if answer and answer.best_option else ""
+    found = describe_option(answer.best_trial, answer) if answer and answer.best_trial else ""
     change, at_s = memory.change, situation.observation.at_s
     is_older = change is not None and not memory.is_settled and change.asked_s != at_s
     lines = [why] if is_older else filter(None, [found, why])
@@ -62,10 +62,12 @@ def describe_option(trial: OptionTrial, answer: BacktestResult) -> str:
     """Say what would have been in time with the option's other value, and as it is."""
     window = f"of the last {answer.window_s / 60:.0f} min"
     if trial.is_certain:
-        return f"{trial} would have kept {trial.in_time:.1%} {window}, {trial.in_time_before:.1%} as it is"
+        return (
+            f"{trial} would have kept {trial.in_time_after:.1%} {window}, {trial.in_time_before:.1%} as it is"
+        )
     return (
-        f"nothing that was tried keeps more beyond chance: at best {trial}, {trial.in_time:.1%} {window}, "
-        f"{trial.in_time_before:.1%} as it is"
+        f"nothing that was tried keeps more beyond chance: at best {trial}, {trial.in_time_after:.1%} "
+        f"{window}, {trial.in_time_before:.1%} as it is"
     )
 
 
@@ -89,11 +91,11 @@ def _adjust(situation: Situation) -> tuple[OptionMemory, str]:
         return _ask(situation, memory)
     if change.result != DONE:
         return _bar(situation, memory), f"{change} was not made: {change.result}"
-    if memory.since_s is None:
-        is_compared = memory.before != NOTHING_SERVED
-        since = replace(memory, since_s=observation.at_s, served=(), is_settled=not is_compared)
+    if memory.applied_at_s is None:
+        is_compared = memory.served_before != NOTHING_SERVED
+        since = replace(memory, applied_at_s=observation.at_s, recent_parts=(), is_settled=not is_compared)
         return since, f"{change} is made on all workers"
-    return _judge(situation, memory, change, memory.since_s)
+    return _judge(situation, memory, change, memory.applied_at_s)
 
 
 def _of_store(memory: OptionMemory, seen: OptionChange | None) -> OptionMemory:
@@ -106,28 +108,36 @@ def _of_store(memory: OptionMemory, seen: OptionChange | None) -> OptionMemory:
         return replace(memory, change=seen)
     if seen and memory.change and not memory.change.result and seen.asked_s < memory.change.asked_s:
         return memory
-    return OptionMemory(seen, None, bool(seen and seen.result), served=memory.served, barred=memory.barred)
+    return OptionMemory(
+        seen, None, bool(seen and seen.result), recent_parts=memory.recent_parts, barred=memory.barred
+    )
 
 
 def _judge(
-    situation: Situation, memory: OptionMemory, change: OptionChange, since_s: float
+    situation: Situation, memory: OptionMemory, change: OptionChange, applied_at_s: float
 ) -> tuple[OptionMemory, str]:
     """Return what follows of a change that stands, by the traffic before it and since."""
     at_s, window_s = situation.observation.at_s, window_of(situation.settings)
-    before, served = memory.before, total(memory.served)
-    missed_before, came = 1 - before.in_time, [each.requests for each in memory.served]
+    before, served = memory.served_before, total(memory.recent_parts)
+    missed_before, came = 1 - before.in_time, [each.requests for each in memory.recent_parts]
     kept = f"{served.in_time:.1%} of {served.requests:.0f} requests in time, {before.in_time:.1%} before"
     if served.length_s < window_s / JUDGED_PART:
-        return memory, f"{change} stands for {(at_s - since_s) / 60:.0f} min: {kept}"
+        return memory, f"{change} stands for {(at_s - applied_at_s) / 60:.0f} min: {kept}"
     if _is_more(served, before):
-        if at_s - since_s < window_s:
+        if at_s - applied_at_s < window_s:
             return memory, f"{change} is judged later, since more comes than before it: {kept}"
-    elif odds_shift(came, [each.missed for each in memory.served], [missed_before * each for each in came]):
+    elif excess_log_odds(
+        came, [each.missed for each in memory.recent_parts], [missed_before * each for each in came]
+    ):
         if objection := _in_the_way(situation, change.component):
             return memory, f"{change} is to be taken back, and is not yet: {objection}; {kept}"
         barred = _bar(situation, memory)
         back = replace(
-            barred, change=change.reversed(at_s), since_s=None, is_settled=False, before=NOTHING_SERVED
+            barred,
+            change=change.reversed(at_s),
+            applied_at_s=None,
+            is_settled=False,
+            served_before=NOTHING_SERVED,
         )
         return back, f"{change} is taken back: {kept}"
     return replace(memory, is_settled=True), f"{change} stays: {kept}"
@@ -143,14 +153,16 @@ def _is_more(served: ServedPart, before: ServedPart) -> bool:
 def _ask(situation: Situation, memory: OptionMemory) -> tuple[OptionMemory, str]:
     """Return the memory with the change that is to be asked for now, where there is one."""
     answer, at_s = situation.observation.backtest, situation.observation.at_s
-    trial = answer.best_option if answer else None
+    trial = answer.best_trial if answer else None
     if answer is None or trial is None or not trial.is_certain:
         return memory, ""
     if objection := _objection(situation, memory, answer, trial):
         return memory, f"{trial} is not made: {objection}"
-    change = OptionChange(trial.component, trial.option, trial.before, trial.after, at_s)
-    asked = replace(memory, change=change, since_s=None, is_settled=False, before=total(memory.served))
-    return replace(asked, served=()), f"{change} is asked for: a worker after the other gets it"
+    change = OptionChange(trial.component, trial.option, trial.value_before, trial.value_after, at_s)
+    asked = replace(
+        memory, change=change, applied_at_s=None, is_settled=False, served_before=total(memory.recent_parts)
+    )
+    return replace(asked, recent_parts=()), f"{change} is asked for: a worker after the other gets it"
 
 
 def _ask_again(situation: Situation, memory: OptionMemory, change: OptionChange) -> tuple[OptionMemory, str]:
@@ -165,16 +177,16 @@ def _objection(situation: Situation, memory: OptionMemory, answer: BacktestResul
     """Return why a change that a trial found is not to be made now; "" if nothing is in the way."""
     settings, observation = situation.settings, situation.observation
     at_s, window_s = observation.at_s, window_of(settings)
-    if memory.bars(trial.component, trial.option, trial.after, at_s):
+    if memory.bars(trial.component, trial.option, trial.value_after, at_s):
         return "it was of no use lately, or not wanted"
     if memory.change and 0 <= at_s - memory.change.asked_s < window_s:
         return f"the last change was {(at_s - memory.change.asked_s) / 60:.0f} min ago"
     if objection := answer.missing or _in_the_way(situation, trial.component):
         return objection
-    before, compared_s = total(memory.served), window_s / JUDGED_PART
+    before, compared_s = total(memory.recent_parts), window_s / JUDGED_PART
     if before.length_s < compared_s:
         return f"it is to be compared with {compared_s / 60:.0f} min before it"
-    if before.in_time > trial.in_time - MIN_GAIN:
+    if before.in_time > trial.in_time_after - MIN_GAIN:
         return f"{before.in_time:.1%} of the last {compared_s / 60:.0f} min were in time as it is"
     return ""
 

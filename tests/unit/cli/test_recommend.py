@@ -22,7 +22,7 @@ from dynaplan.planner.model import (
 )
 
 TRIAL = OptionTrial("VllmWorker", "max-num-seqs", 8, 16, 0.672, 0.998, is_certain=True)
-ANSWER = BacktestResult(PoolSizes(0, 1), requests=900, window_s=900.0, best_option=TRIAL)
+ANSWER = BacktestResult(PoolSizes(0, 1), requests=900, window_s=900.0, best_trial=TRIAL)
 
 
 def printed(
@@ -68,7 +68,7 @@ def test_the_workers_of_a_model_on_request_are_not_reloaded_by_service(
 
 
 def test_without_a_sure_gain_there_is_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    unsure = replace(ANSWER, best_option=replace(TRIAL, is_certain=False))
+    unsure = replace(ANSWER, best_trial=replace(TRIAL, is_certain=False))
     assert "reload" not in printed(monkeypatch, unsure)
 
 

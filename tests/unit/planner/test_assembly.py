@@ -252,13 +252,13 @@ def test_grace_and_corrections_begin_anew():
 
 def test_what_is_remembered_of_the_engines_options_goes_on():
     change = OptionChange("VllmWorker", "max-num-seqs", 8, 16, 1.0)
-    options = OptionMemory(change, served=(ServedPart(60.0, 9.0, 1.0, 900.0),))
+    options = OptionMemory(change, recent_parts=(ServedPart(60.0, 9.0, 1.0, 900.0),))
     document = {**record(), "next_state": replace(KNOWN, options=options).to_json()}
     assert restore_state([document], SETTINGS, AT, AT_S).options == options
 
 
 def test_without_a_window_the_engines_options_are_remembered_all_the_same():
-    settings, options = replace(SETTINGS, slo_window_s=0.0), OptionMemory(since_s=1.0)
+    settings, options = replace(SETTINGS, slo_window_s=0.0), OptionMemory(applied_at_s=1.0)
     document = {**record(settings), "next_state": replace(KNOWN, options=options).to_json()}
     assert restore_state([document], settings, AT, AT_S) == PlannerState(options=options)
 

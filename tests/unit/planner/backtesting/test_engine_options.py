@@ -41,9 +41,14 @@ def found(settings: PlannerSettings, requests_per_s: float = 8.0, seconds: int =
 def test_too_few_requests_at_once_are_found_and_what_more_of_them_would_have_kept() -> None:
     trial = found(sized(slots=8))
     assert trial
-    assert (trial.component, trial.option, trial.before, trial.after) == ("VllmWorker", "max-num-seqs", 8, 16)
+    assert (trial.component, trial.option, trial.value_before, trial.value_after) == (
+        "VllmWorker",
+        "max-num-seqs",
+        8,
+        16,
+    )
     assert trial.is_certain
-    assert trial.in_time > trial.in_time_before + 0.3
+    assert trial.in_time_after > trial.in_time_before + 0.3
 
 
 def test_of_a_deployment_that_keeps_its_promise_nothing_is_certain() -> None:

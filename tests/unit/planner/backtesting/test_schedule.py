@@ -246,9 +246,9 @@ def test_options_are_tried_once_in_a_window_and_what_was_found_holds_meanwhile()
         schedule.add(observation)
         if question := asked(schedule, observation):
             tried.append(question.tries_options)
-            answer = BacktestResult(PoolSizes(1, 1), best_option=FOUND if question.tries_options else None)
+            answer = BacktestResult(PoolSizes(1, 1), best_trial=FOUND if question.tries_options else None)
             schedule.note(question, answer, observation.at_s, 0.0)
-            found.append(schedule.answer(observation).best_option)
+            found.append(schedule.answer(observation).best_trial)
     window = round(SETTINGS.slo_window_s / EVERY_S)
     assert [number for number, each in enumerate(tried) if each] == [0, window]
     assert found == [FOUND] * len(found)

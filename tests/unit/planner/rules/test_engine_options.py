@@ -27,7 +27,7 @@ MODEL = model()
 
 
 def observed(trial: OptionTrial | None) -> Observation:
-    answer = BacktestResult(PoolSizes(1, 1), requests=900, window_s=900.0, best_option=trial)
+    answer = BacktestResult(PoolSizes(1, 1), requests=900, window_s=900.0, best_trial=trial)
     return replace(planned_interval(1, 1, [1.0]), backtest=answer)
 
 
@@ -87,7 +87,7 @@ class Box:
         self.now_s += T
         came, settings = traffic(self.requests_per_s), self.settings
         over = ((settings.ttft_ms, self.missed),), ((settings.itl_ms, 0.0),)
-        answer = BacktestResult(PoolSizes(1, 1), requests=900, window_s=900.0, best_option=self._found())
+        answer = BacktestResult(PoolSizes(1, 1), requests=900, window_s=900.0, best_trial=self._found())
         seen = planned_interval(1, 1, [self.requests_per_s], at_s=self.now_s)
         seen = replace(
             seen,
@@ -112,7 +112,7 @@ class Box:
 
     def _found(self) -> OptionTrial | None:
         present = self.settings.decode_max_num_seqs
-        return self.trial if self.trial and self.trial.before == present else None
+        return self.trial if self.trial and self.trial.value_before == present else None
 
     def passes(self, seconds: float) -> None:
         for _ in range(round(seconds / T)):
@@ -231,7 +231,7 @@ def test_no_worker_is_replaced_where_something_is_in_the_way(
 def test_nothing_is_changed_where_the_record_keeps_as_much_as_the_other_value_is_to(
     missed: float, foretold: float, kept: str
 ) -> None:
-    box = Box(missed=missed, trial=replace(MORE_SLOTS, in_time=foretold))
+    box = Box(missed=missed, trial=replace(MORE_SLOTS, in_time_after=foretold))
     box.passes(2 * WINDOW_S)
     assert box.asked == []
     why = f"VllmWorker.max-num-seqs 8 -> 16 is not made: {kept} of the last 2 min were in time as it is"
@@ -271,7 +271,7 @@ def test_a_change_from_a_value_that_was_of_no_use_before_is_judged_like_any_othe
     box.missed = 15.0
     box.passes(WINDOW_S)
     box.settings = replace(box.settings, decode_max_num_seqs=16)
-    box.trial, box.missed = replace(MORE_SLOTS, before=16, after=32), 5.0
+    box.trial, box.missed = replace(MORE_SLOTS, value_before=16, value_after=32), 5.0
     while len(box.asked) == 2:
         box.interval()
     assert (box.asked[-1].before, box.asked[-1].after) == (16, 32)
@@ -327,4 +327,4 @@ def test_whatever_happens_at_most_one_change_is_asked_for_in_a_window_and_no_bar
                 assert not barred.bars(change.component, change.option, change.after, box.now_s)
     onwards = [each for each in box.asked if each.after > each.before]
     assert all(later.asked_s - before.asked_s >= WINDOW_S for before, later in pairwise(onwards))
-    assert sum(each.length_s for each in box.state.options.served) <= QUARTER_S * 1.5
+    assert sum(each.length_s for each in box.state.options.recent_parts) <= QUARTER_S * 1.5
