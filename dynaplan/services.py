@@ -80,9 +80,9 @@ class Frontend:
     async def start(self) -> None:
         """Listen on the public port and answer requests with the workers of the graph."""
         from dynaplan.fleet.deployment_metrics import DeploymentMetrics
-        from dynaplan.gateway.server import spare_collections, start_frontend
+        from dynaplan.gateway.server import collect_garbage_seldom, start_frontend
         from dynaplan.webui.routes import make_page
 
         runtime = dynamo_context["runtime"]
         await start_frontend(runtime, make_page, DeploymentMetrics(runtime))
-        spare_collections()
+        collect_garbage_seldom()

@@ -181,7 +181,7 @@ class UnreadPages:
 class PartialAnswer:
     """The events of one stream so far, read into their text when it is asked for, or when room runs out.
 
-    Events are added to ``unread``; when it has more than ``room_bytes``, ``make_room`` is to be called.
+    Events are added to ``unread``; when it has more than ``room_bytes``, ``grow_or_read`` is to be called.
     ``answer_id`` and ``created_s`` are those of the first event. ``finish_reason`` is empty until an event
     has one. ``oddity`` says what in the answer is no plain text of one choice, empty when all of it is.
     """
@@ -204,9 +204,9 @@ class PartialAnswer:
         """Keep whole events that are being passed on."""
         self.unread += events
         if len(self.unread) > self.room_bytes:
-            self.make_room()
+            self.grow_or_read()
 
-    def make_room(self) -> None:
+    def grow_or_read(self) -> None:
         """Take a page more, or read what is kept where there is none; what is odd is not kept."""
         if self.oddity:
             self.unread.clear()

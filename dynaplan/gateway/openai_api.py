@@ -389,7 +389,7 @@ def check_fields(call: Call, api: EngineApi, owners: Collection[str] = ()) -> No
         raise bad_request(fault.message, param=fault.name, code="invalid_field")
 
 
-def with_fitting_tools(call: Call, api: EngineApi, card: Mapping[str, Any]) -> Call:
+def check_and_loosen_tools(call: Call, api: EngineApi, card: Mapping[str, Any]) -> Call:
     """Return the call with schemas of tools that its engine accepts; large bodies and forms are not read.
 
     Raises ApiError (400) where a tool must be called and the model's chat template knows none.

@@ -1,8 +1,8 @@
 """Pass the events of one stream on to its client, as long as nothing has to be done but that.
 
-``take`` is called for every token of every stream, from the connection by which it came, and wakes no task.
-It has in one function what would be one for each purpose elsewhere: a call costs more than most of them. What
-it declines is handled by the stream's task: failures, a client that reads slowly, spliced events.
+``pass_on`` is called for every token of every stream, from the connection by which it came, and wakes no
+task. It has in one function what would be one for each purpose elsewhere: a call costs more than most of
+them. What it declines is handled by the stream's task: failures, a client that reads slowly, spliced events.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PassingStream:
         self._last = deque[bytes](maxlen=LAST_READS)
         self._frame = NO_FRAME
 
-    def take(self, events: bytes) -> bool:
+    def pass_on(self, events: bytes) -> bool:
         """Pass whole events on; False, and nothing is done, when the stream's task has to handle them."""
         frame, tokens = self._frame, 1
         if (
@@ -64,18 +64,18 @@ class PassingStream:
         if partial := self._partial:
             partial.unread += events
             if len(partial.unread) > partial.room_bytes:
-                partial.make_room()
+                partial.grow_or_read()
         self._last.append(events)
         if self._record.observe(tokens) >= self._booking.grows_at_tokens:
             self._booking.record_decoded(self._record.output_tokens)
         return True
 
-    def note(self, events: bytes, tokens: int) -> None:
-        """Note events with so many tokens that the client has been sent otherwise."""
+    def record_sent(self, events: bytes, tokens: int) -> None:
+        """Record events with so many tokens that the client was sent by the stream's task."""
         self._last.append(events)
         self._booking.record_decoded(self._record.observe(tokens))
 
-    def end(self) -> bytes:
+    def last_events(self) -> bytes:
         """Return the last events that the client was sent."""
         return b"".join(self._last)
 

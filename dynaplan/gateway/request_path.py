@@ -61,6 +61,7 @@ from dynaplan.gateway.openai_api import (
     ApiError,
     ApiPath,
     Call,
+    check_and_loosen_tools,
     check_fields,
     estimate_tokens,
     internal_error,
@@ -69,7 +70,6 @@ from dynaplan.gateway.openai_api import (
     no_such_path,
     no_worker,
     out_of_descriptors,
-    with_fitting_tools,
     worker_failed,
 )
 from dynaplan.gateway.passing_stream import PassingStream
@@ -368,7 +368,7 @@ class RequestProgress:
             api = self.path.api_of(booking.instance)
             filters = self.model.filters
             owners = () if filters is NO_FILTERS else filters.set_in(self.call.document)
-            self.call = with_fitting_tools(self.call, api, booking.instance.card)
+            self.call = check_and_loosen_tools(self.call, api, booking.instance.card)
             check_fields(self.call, api, owners)
             await self._place_prefill(booking)
             attempt = self._last = Attempt(self, booking, api, suspect)
@@ -607,21 +607,21 @@ class Attempt:
         record, endpoint = self._request.report.record, self._call.endpoint
         write_now = self._request.client.write_now
         passing = PassingStream(endpoint, write_now, stream.partial, record, self._booking)
-        take = None if stream.is_spliced else passing.take
+        pass_on = None if stream.is_spliced else passing.pass_on
         answer.connection.is_movable = lambda: not stream.find_obstacle(record.output_tokens, self._api)
         death: WorkerDied | None = None
         try:
             while events:
-                if take is None or not take(events):
+                if pass_on is None or not pass_on(events):
                     if failure := engine_answers.find_failure(events):
                         return await self._fail(stream, failure)
                     sent = await stream.write(events)
-                    passing.note(sent, count_tokens(endpoint, sent))
-                events = await answer.read_lines(take)
+                    passing.record_sent(sent, count_tokens(endpoint, sent))
+                events = await answer.read_lines(pass_on)
         except WorkerDied as error:
             death = error
             self._note_death(error)
-        self._end_bytes = passing.end()
+        self._end_bytes = passing.last_events()
         is_whole = self._api.is_unknown and death is None
         if is_whole or engine_answers.is_ended(endpoint, self._end_bytes):
             return Answered()

@@ -112,7 +112,7 @@ It goes through them in some 2 ms.
 """
 
 
-def spare_collections() -> None:
+def collect_garbage_seldom() -> None:
     """Have the garbage collector leave alone what this process has imported, and look seldom at what is new.
 
     All that is imported stays: to go through it took 40 ms, in which streams stood still. Requests leave

@@ -45,12 +45,12 @@ class Headers:
     def __init__(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
         """Take names in lower case, and values as they came."""
         self._pairs = pairs
-        self.first = dict(reversed(pairs))
+        self.first_values = dict(reversed(pairs))
         """Name in lower case -> value, the first of several."""
 
     def get(self, name: str, default: str = "") -> str:
         """Return the value of a header, the first of several."""
-        value = self.first.get(name.lower().encode())
+        value = self.first_values.get(name.lower().encode())
         return default if value is None else value.decode("utf-8", "surrogateescape")
 
     def items(self) -> Iterator[tuple[str, str]]:

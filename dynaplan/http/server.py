@@ -382,11 +382,11 @@ class ClientConnection(asyncio.Protocol):
         if self._headers_bytes > MAX_LINE_BYTES or len(self._headers) > MAX_HEADERS:
             _check_size(self._headers)
         headers, target = Headers(self._headers), self._target.decode("ascii", "surrogateescape")
-        length, encoding = _read_framing(self._headers, headers.first, version)
+        length, encoding = _read_framing(self._headers, headers.first_values, version)
         self._body = RequestBody(length, encoding, self.transport)
         path = path_of(target)
-        is_from_browser = not BROWSER_HEADERS.isdisjoint(headers.first)
-        own_name = headers.first.get(_REQUEST_ID)
+        is_from_browser = not BROWSER_HEADERS.isdisjoint(headers.first_values)
+        own_name = headers.first_values.get(_REQUEST_ID)
         request = Request(
             self._parser.get_method().decode(),
             target,

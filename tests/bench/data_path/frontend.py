@@ -16,7 +16,7 @@ import uvloop
 
 from dynaplan.config.frontend import read_settings
 from dynaplan.events.port import Messenger
-from dynaplan.gateway.server import FrontendServer, spare_collections
+from dynaplan.gateway.server import FrontendServer, collect_garbage_seldom
 from dynaplan.store.discovery import Discovery
 from dynaplan.store.instances import Instance
 from dynaplan.store.memory import MemoryStore
@@ -55,7 +55,7 @@ async def serve(port: int, options: dict[str, Any], worker_ports: list[int]) -> 
     )
     settings = read_settings([("Frontend", options)], {"DYNAMO_PORT": str(port)})
     await FrontendServer(runtime, settings).start()
-    spare_collections()
+    collect_garbage_seldom()
     await asyncio.Event().wait()
 
 

@@ -13,9 +13,9 @@ from dynaplan.gateway.openai_api import (
     COMPLETIONS,
     SET_BY_SERVER,
     ApiError,
+    check_and_loosen_tools,
     check_context,
     parse_call,
-    with_fitting_tools,
 )
 
 
@@ -86,9 +86,9 @@ def test_only_a_tool_that_must_be_called_is_refused_where_the_template_has_none(
 ) -> None:
     document = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}
     call = parse_call(CHAT_COMPLETIONS, json.dumps({**document, "tool_choice": choice}).encode())
-    assert with_fitting_tools(call, EngineApi(), {}) == call
+    assert check_and_loosen_tools(call, EngineApi(), {}) == call
     with pytest.raises(ApiError, match="no tools") if is_refused else nullcontext():
-        with_fitting_tools(call, EngineApi(), {"lacks_tools": True})
+        check_and_loosen_tools(call, EngineApi(), {"lacks_tools": True})
 
 
 @pytest.mark.parametrize("prompt", [None, "", [], 7, ["a", ""], [1, "a"], [-1], [True], [[]], {}])

@@ -47,7 +47,7 @@ class Passing:
 
     def tokens_of(self, events: bytes) -> int:
         before = self.record.output_tokens
-        assert self.stream.take(events)
+        assert self.stream.pass_on(events)
         assert self.sent[-1] == events
         return self.record.output_tokens - before
 
@@ -59,12 +59,12 @@ class Passing:
 def test_passing_events_are_counted_unless_a_failure_may_be_among_them(events: bytes) -> None:
     passing = Passing()
     for before in (b"\n", TOKEN, QUOTING, TOKEN):
-        passing.stream.take(before)
+        passing.stream.pass_on(before)
         assert passing.tokens_of(events) == count_tokens(CHAT_COMPLETIONS, events)
         sent = len(passing.sent)
-        assert not passing.stream.take(events + FAILED)
-        assert not passing.stream.take(TOKEN + FAILED + events)
-        assert not passing.stream.take(events + ABORTED)
+        assert not passing.stream.pass_on(events + FAILED)
+        assert not passing.stream.pass_on(TOKEN + FAILED + events)
+        assert not passing.stream.pass_on(events + ABORTED)
         assert len(passing.sent) == sent
 
 
@@ -79,22 +79,26 @@ def test_passing_events_of_a_recorded_stream_have_its_tokens() -> None:
 def test_what_passes_is_kept_for_another_worker_and_fills_the_blocks_of_its_own() -> None:
     passing = Passing()
     for events in (ROLE, TOKEN, TOKEN, TOKEN):
-        passing.stream.take(events)
+        passing.stream.pass_on(events)
     assert passing.partial.text() == "aaa"
     assert passing.booking.book.active_blocks == 2
-    assert passing.stream.end() == ROLE + 3 * TOKEN
+    assert passing.stream.last_events() == ROLE + 3 * TOKEN
 
 
 def test_more_than_a_page_is_kept_too() -> None:
     passing = Passing()
     tokens = 3 * PAGE_BYTES // len(TOKEN)
     for _ in range(tokens):
-        passing.stream.take(TOKEN)
+        passing.stream.pass_on(TOKEN)
     assert passing.partial.text() == tokens * "a"
 
 
 def test_nothing_is_noted_of_what_the_client_does_not_take_at_once() -> None:
     passing = Passing()
     passing.is_read = False
-    assert not passing.stream.take(TOKEN)
-    assert (passing.record.output_tokens, passing.partial.text(), passing.stream.end()) == (0, "", b"")
+    assert not passing.stream.pass_on(TOKEN)
+    assert (passing.record.output_tokens, passing.partial.text(), passing.stream.last_events()) == (
+        0,
+        "",
+        b"",
+    )
