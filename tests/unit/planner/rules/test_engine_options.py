@@ -309,7 +309,7 @@ happening = st.tuples(
 )
 
 
-@given(st.lists(st.tuples(happening, st.integers(1, 30)), max_size=12))
+@given(st.lists(st.tuples(happening, st.integers(1, 20)), max_size=8))
 def test_whatever_happens_at_most_one_change_is_asked_for_in_a_window_and_no_barred_value(
     course: list[tuple[tuple[float, float, bool, str, int, bool], int]],
 ) -> None:
