@@ -116,4 +116,7 @@ def records(deployment: Deployment) -> list[dict]:
     planner = Path(deployment.statefile()["addresses"]["log_dir"]) / "planner"
     log_dir = Path((planner / "current").read_text().strip())
     file = log_dir / "decisions.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    if not file.exists():
+        return []
+    *whole, _ = file.read_text().split("\n")  # the last line may be half written yet
+    return [json.loads(line) for line in whole]
