@@ -12,7 +12,7 @@ from dynaplan.cli.why import no_decisions
 from dynaplan.config.planner import written_name
 from dynaplan.fleet.launch import read_launch
 from dynaplan.planner.model import DecisionRecord, OptionTrial
-from dynaplan.planner.rules.engine_options import describe_option
+from dynaplan.planner.rules.option_adjustment import describe_option
 from dynaplan.util import screen
 from dynaplan.util.tables import fold
 

@@ -14,7 +14,7 @@ in ``metrics``).
 3. *Backtest*, every five minutes in a process of its own: the cheapest split of workers that, standing still,
    would have kept the promise on the traffic of ``slo-window`` (``backtesting/search.py``; the evidence and
    how the present load compares: ``evidence.py``; when: ``schedule.py``). Once in a window it tries other
-   options of the engines, too (``backtesting/engine_options.py``).
+   options of the engines, too (``backtesting/option_trials.py``).
 
 **Decide.** ``rules/decision.py``: ``decide(settings, state, observation, model) -> (state, decision)``. Pure
 and total; each stage leaves a step in the decision's trail. With targets (``rules/sla_policy.py``):

@@ -31,7 +31,7 @@ from dynaplan.fleet.plugin.gpu_availability import GpuAvailability, GpuClaims, G
 from dynaplan.fleet.plugin.gpu_watch import GpuWatch
 from dynaplan.fleet.plugin.key_persistence import KeyPersistence
 from dynaplan.fleet.plugin.model_manager import ModelManager
-from dynaplan.fleet.plugin.option_changes import OptionChanges
+from dynaplan.fleet.plugin.option_reloads import OptionReloads
 from dynaplan.fleet.plugin.ports import FleetPorts
 from dynaplan.fleet.plugin.power_capping import PowerCapping
 from dynaplan.fleet.plugin.reconciler import RESYNC_S, Reconciler
@@ -144,7 +144,7 @@ class ReconcilerPlugin(CircusPlugin):
         self.pass_events_to(reconciler)
         log.info("reconciling %d workers", len(reconciler.workers))
         self._tasks.spawn(fleet.keys.run(), "key persistence")
-        self._tasks.spawn(OptionChanges(launch.namespace, fleet.link).run(), "options of engines")
+        self._tasks.spawn(OptionReloads(launch.namespace, fleet.link).run(), "options of engines")
         self._tasks.spawn(_power_capping(launch, limits, ports).run(), "power caps")
         if target := os.environ.get(ON_EVENT_VARIABLE):
             hook = self._event_hook(target, launch, reconciler, ports.clock)

@@ -14,7 +14,7 @@ from dynaplan.config.settings.planner import AUTO, PlannerSettings
 from dynaplan.config.settings.worker import SimOptions
 from dynaplan.graph.lifecycle import Role
 from dynaplan.lab.simulate.options import SimulateOptions
-from dynaplan.planner.backtesting.engine_options import options_to_try
+from dynaplan.planner.backtesting.option_trials import options_to_try
 
 MARK = " --"
 """What comes before the setting in a name: ``sla --VllmWorker.max-num-seqs=128``."""

@@ -7,7 +7,7 @@ from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.store_keys import SCALED_ROLES
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.drawn_requests import draw_window
-from dynaplan.planner.backtesting.engine_options import try_options
+from dynaplan.planner.backtesting.option_trials import try_options
 from dynaplan.planner.backtesting.record import DrawnWindow, hold_to_record
 from dynaplan.planner.backtesting.runs import KeptRuns
 from dynaplan.planner.backtesting.schedule import Question

@@ -30,8 +30,8 @@ from dynaplan.planner.model import (
     WorkerLimits,
 )
 from dynaplan.planner.rules import guards
-from dynaplan.planner.rules.engine_options import plan_options
 from dynaplan.planner.rules.load_policy import Situation, Stage, bound, scale_down, scale_up
+from dynaplan.planner.rules.option_adjustment import plan_options
 from dynaplan.planner.rules.sla_policy import (
     PerformanceModel,
     add_unmanaged,

@@ -13,8 +13,8 @@ from dynaplan.config.settings.planner import AUTO, PlannerSettings
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.running_limits import RunningLimit
 from dynaplan.planner.model import DecisionStep, Tuning
-from dynaplan.planner.rules.engine_options import ENGINE_OPTION
 from dynaplan.planner.rules.load_policy import Situation
+from dynaplan.planner.rules.option_adjustment import ENGINE_OPTION
 from dynaplan.planner.rules.sla_policy import PerformanceModel, apply_corrections
 from dynaplan.planner.sizing.demand_forecast import demand_of
 from dynaplan.planner.sizing.local_prefill import LocalPrefill, longest_local

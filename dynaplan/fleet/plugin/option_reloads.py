@@ -11,6 +11,7 @@ import logging
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RESYNC_S = 5.0
-"""Longest time between two looks at the key: a change of it is seen at once."""
+RETRY_S = 5.0
+"""Time after which a result that the store has not taken is written again."""
 
 MAX_RESULT_CHARACTERS = 300
 """The part of a failure that is kept: it stands in the trail of decisions."""
@@ -32,7 +33,7 @@ Carry = Callable[[str, OptionChange], Awaitable[str]]
 """Makes a change in the deployment of that namespace; returns its result."""
 
 
-class OptionChanges:
+class OptionReloads:
     """The changes of options of one deployment; ``carry`` makes one."""
 
     def __init__(self, namespace: str, link: StoreLink, carry: Carry | None = None) -> None:
@@ -47,28 +48,27 @@ class OptionChanges:
         self._link.on_persisted_change(changed.set)
         while True:
             changed.clear()
-            await self.poll()
-            try:
-                async with asyncio.timeout(RESYNC_S):
+            is_open = await self.poll()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S if is_open else None):
                     await changed.wait()
-            except TimeoutError:
-                continue
 
-    async def poll(self) -> None:
+    async def poll(self) -> bool:
         """Make the change that is asked for, if there is one, and have its result written.
 
-        A result that was not written, since the store was away, is written again.
+        A result that was not written, since the store was away, is written again. True while one is to be.
         """
         text = self._link.option_change
         change = _read(text)
         if change is None or change.result:
-            return
+            return False
         if self._made[0] != text:
             log.info("engine option %s: it begins", change)
             result = await self._carry(self._namespace, change)
             log.info("engine option %s: %s", change, result)
             self._made = text, replace(change, result=result).to_text()
         self._link.replace(OPTION_CHANGE, *self._made)
+        return True
 
 
 async def reload_option(namespace: str, change: OptionChange) -> str:

@@ -13,7 +13,7 @@ from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.engines.timing_model.engine_model import EngineSettings
 from dynaplan.planner.backtesting.backtest import simulated_service
-from dynaplan.planner.backtesting.engine_options import EngineOption, options_to_try, try_options
+from dynaplan.planner.backtesting.option_trials import EngineOption, options_to_try, try_options
 from dynaplan.planner.backtesting.record import ServedRecord
 from dynaplan.planner.backtesting.search import Search
 from dynaplan.planner.model import OptionTrial, WorkerLimits

@@ -16,7 +16,7 @@ from dynaplan.contract.option_changes import DONE, OptionChange
 from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.planner.model import BacktestResult, DecisionStep, Observation, OptionTrial, PlannerState
 from dynaplan.planner.rules.decision import decide
-from dynaplan.planner.rules.engine_options import BARRED_WINDOWS, ENGINE_OPTION, JUDGED_PART
+from dynaplan.planner.rules.option_adjustment import BARRED_WINDOWS, ENGINE_OPTION, JUDGED_PART
 from tests.unit.planner.rules.targets import SETTINGS, model, planned_interval, traffic
 
 MORE_SLOTS = OptionTrial("VllmWorker", "max-num-seqs", 8, 16, 0.672, 0.998, is_certain=True)

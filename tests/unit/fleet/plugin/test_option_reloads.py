@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from dynaplan.contract.option_changes import DONE, OPTION_CHANGE, OptionChange
-from dynaplan.fleet.plugin import option_changes
-from dynaplan.fleet.plugin.option_changes import OptionChanges, reload_option
+from dynaplan.fleet.plugin import option_reloads
+from dynaplan.fleet.plugin.option_reloads import OptionReloads, reload_option
 
 CHANGE = OptionChange("VllmWorker", "max-num-seqs", 8, 16, 1.0)
 
@@ -33,7 +33,7 @@ class Plugin:
     def __init__(self, text: str = CHANGE.to_text(), result: str = DONE) -> None:
         self.link, self.result = Link(text), result
         self.made: list[OptionChange] = []
-        self.changes = OptionChanges("ns", cast(Any, self.link), self._carry)
+        self.changes = OptionReloads("ns", cast(Any, self.link), self._carry)
 
     async def _carry(self, namespace: str, change: OptionChange) -> str:
         self.made.append(change)
@@ -88,12 +88,12 @@ async def test_what_is_no_change_is_left_alone(text: str) -> None:
 async def test_the_result_is_what_the_command_says(
     monkeypatch: pytest.MonkeyPatch, program: str, result: str
 ) -> None:
-    start = option_changes.start_process
+    start = option_reloads.start_process
 
     async def started(*command: str, **options: Any) -> Any:
         assert command[4:7] == ("reload", "ns", "--yes")
         assert OptionChange.from_text(command[-1]) == CHANGE
         return await start(command[0], "-c", program, **options)
 
-    monkeypatch.setattr(option_changes, "start_process", started)
+    monkeypatch.setattr(option_reloads, "start_process", started)
     assert await reload_option("ns", CHANGE) == result
