@@ -98,23 +98,28 @@ def ttft_errors(known: LearntTiming | None, answers: list[Measured]) -> Iterator
     yield abs(median(timing.prefill_ms(each.prompt_tokens) / each.ttft_ms for each in answers) - 1)
 
 
-async def answers_of(deployment: Deployment, streams: int, draw: random.Random) -> list[Measured]:
-    """Stream for a while, so many at once."""
+async def answers_of(
+    deployment: Deployment, streams: int, draw: random.Random, lengths: tuple[int, int] = (20, 60)
+) -> list[Measured]:
+    """Stream for a while, so many at once, answers of ``lengths`` from and to so many tokens."""
     answers: list[Measured] = []
     name, end_s = model_of(deployment), time.monotonic() + ROUND_S
 
     async def client(session: aiohttp.ClientSession) -> None:
         while time.monotonic() < end_s:
-            answers.append(await one_answer(session, deployment.url, name, draw))
+            answers.append(await one_answer(session, deployment.url, name, draw, draw.randint(*lengths)))
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
         await asyncio.gather(*(client(session) for _ in range(streams)))
     return answers
 
 
-async def one_answer(session: aiohttp.ClientSession, url: str, model: str, draw: random.Random) -> Measured:
+async def one_answer(
+    session: aiohttp.ClientSession, url: str, model: str, draw: random.Random, tokens: int
+) -> Measured:
+    """Return what an answer of so many tokens is measured as; an event may have several of them."""
     prompt = f"{draw.random()} " + "word " * draw.randint(10, 80)
-    body = {"model": model, "prompt": prompt, "max_tokens": draw.randint(20, 60), "ignore_eos": True}
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
     begun_s, token_s, usage = time.monotonic(), [], {}
     streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
     async with session.post(f"{url}/v1/completions", json=streamed) as response:
@@ -123,7 +128,7 @@ async def one_answer(session: aiohttp.ClientSession, url: str, model: str, draw:
                 event = json.loads(line[6:])
                 usage = event.get("usage") or usage
                 token_s += [time.monotonic()] * bool(event["choices"])
-    itl_ms = 1000 * (token_s[-1] - token_s[0]) / (len(token_s) - 1)
+    itl_ms = 1000 * (token_s[-1] - token_s[0]) / (usage["completion_tokens"] - 1)
     ttft_ms = 1000 * (token_s[0] - begun_s)
     return Measured(usage["prompt_tokens"], usage["completion_tokens"], ttft_ms, itl_ms)
 
