@@ -35,7 +35,8 @@ from dynaplan.gateway.openai_api import (
 
 # -- 1. tokens ---------------------------------------------------------------------------------------
 
-_EVENT = b"data: {"
+_EVENT, _NEXT_EVENT = b"data: {", b"\ndata: {"
+"""The beginning of the first event and of each further one: a JSON text has no line's end in it."""
 _PLAIN_TOKEN = b'"delta":{"content":"'
 _PLAIN_ROLE = b'"delta":{"role":"assistant","content":""}'
 _MAYBE_NONE = (b'"role":"assistant"', b'"content":null', b'"choices":[]', b'"delta":{}', b'"timings":{')
@@ -65,7 +66,8 @@ def count_chat_tokens(events: bytes) -> int:
 
     A frame is an event without a token. vLLM's events with an empty text are tokens: parts of a character.
     """
-    count, tokens = events.count(_EVENT), events.count(_PLAIN_TOKEN)
+    count = events.count(_NEXT_EVENT) + events.startswith(_EVENT)
+    tokens = events.count(_PLAIN_TOKEN)
     if count == tokens or count == tokens + events.count(_PLAIN_ROLE):
         return tokens
     return count - len(_frames(events))
@@ -99,7 +101,7 @@ NO_FRAME = TokenFrame(b"\0", b"\0")
 
 def find_frame(events: bytes) -> TokenFrame | None:
     """Return the frame of these events' only token; None for other events."""
-    if not events.count(_EVENT) == events.count(_PLAIN_TOKEN) == 1:
+    if events.count(_NEXT_EVENT) + events.startswith(_EVENT) != 1 or events.count(_PLAIN_TOKEN) != 1:
         return None
     begin = events.find(_PLAIN_TOKEN) + len(_PLAIN_TOKEN)
     end = events.find(b'"', begin)
