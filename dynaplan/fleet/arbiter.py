@@ -32,7 +32,7 @@ from circus.exc import ConflictError
 from circus.watcher import Watcher
 from tornado.ioloop import IOLoop
 
-from dynaplan.fleet.circus_client import OURSELVES, REPLACE_EVENT, SENDER
+from dynaplan.fleet.circus_client import EXIT_CODES_COMMAND, OURSELVES, REPLACE_EVENT, SENDER
 from dynaplan.fleet.plugin import PROGRAM
 from dynaplan.fleet.reattach.processes import RetryingWatcher, SupervisedFleet
 from dynaplan.fleet.watchers import WatcherSpec, service_of
@@ -64,7 +64,8 @@ class _Controller(Controller):
     def dispatch(self, job: tuple[bytes, bytes]) -> None:
         """Carry a command out: by circus, but a person's as ``answer`` says.
 
-        A refused command is answered with an error; a worker to replace is named to the fleet plugin.
+        A refused command is answered with an error; a worker to replace is named to the fleet plugin, which
+        asks for the exit codes that were published before it listened.
         """
         client, text = job
         try:
@@ -84,6 +85,8 @@ class _Controller(Controller):
             for name in judged.to_replace:
                 self.arbiter.get_watcher(name).notify_event(REPLACE_EVENT, {"name": name})
             self.send_ok(identifier, client, text, cast=is_cast)
+        elif command == EXIT_CODES_COMMAND:
+            self.send_ok(identifier, client, text, {"exit_codes": self.arbiter.exit_codes}, cast=is_cast)
         else:
             super().dispatch(job)
 
@@ -134,6 +137,11 @@ class ServeArbiter(Arbiter):
         )
         self._prepare_plugin(self.watchers[-1])
         self.servers = frozenset(each.name for each in self.watchers if not _is_worker(each))
+
+    @property
+    def exit_codes(self) -> dict[int, int]:
+        """The exit codes, by pid, of what the supervisor has seen end lately; empty without a supervisor."""
+        return self._supervised_fleet.exit_codes if self._supervised_fleet else {}
 
     def add_watcher(self, name: str, cmd: str, **options: Any) -> Any:
         """Add a watcher: circus' command ``add``, with which the fleet plugin starts workers."""

@@ -24,6 +24,9 @@ SENDER, OURSELVES, A_PERSON = "sender", "dynaplan", "person"
 REPLACE_EVENT = "replace"
 """The event by which the arbiter informs the fleet plugin that a worker is to be replaced by another."""
 
+EXIT_CODES_COMMAND = "exitcodes"
+"""The command, added to circus' own, to which the arbiter answers what ended lately."""
+
 RETRY_FROM_S, RETRY_TO_S = 0.02, 0.05
 
 
@@ -115,6 +118,11 @@ class CircusClient:
         """The pid of the watcher's process; 0 when it has none."""
         answer = await self.call("list", name=name)
         return int(next(iter(answer.get("pids", ())), 0))
+
+    async def exit_codes(self) -> dict[int, int]:
+        """The exit codes, by pid, of processes that have ended lately; below 0 for a signal."""
+        answer = await self.call(EXIT_CODES_COMMAND)
+        return {int(pid): code for pid, code in answer["exit_codes"].items()}
 
     def close(self) -> None:
         self._socket.close()

@@ -192,7 +192,7 @@ def prepare(
         notes=(*notes, *left_out, *moved),
         public_socket=public_socket,
         store_outlives=servers.store_outlives,
-        supervised_fleet=SupervisedFleet(link, {}, services_stopped_first(graph)) if link else None,
+        supervised_fleet=SupervisedFleet(link, {}, services_stopped_first(graph), {}) if link else None,
     )
 
 

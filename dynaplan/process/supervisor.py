@@ -27,8 +27,9 @@ answered at once:
 - ``("keep", name)`` with a descriptor, ``("drop", name)``, ``("remove", paths)``: answer ``("ok",)``. A path
   with a slash at its end is a directory that goes if it is empty. A third part of the message, if there is
   one, has pairs: a file, and a text that it must hold to be removed.
-- ``("hello",)``: answer ``("held", [(name, pid), ...], [kept name, ...], seconds without a program)``, with
-  the kept descriptors.
+- ``("hello",)``: answer ``("held", [(name, pid), ...], [kept name, ...], seconds without a program,
+  [(pid, wait status), ...])``, with the kept descriptors. The last are of processes that have ended since a
+  program was here.
 - ``("here", path, heartbeat, seconds)``, when all is as before: answer ``("ok",)``. The program writes into
   the file ``heartbeat`` from now on, and is killed when it has not for so many seconds. Where a program that
   was killed (SIGKILL) has left the file ``path``, its words, each but the last with a NUL behind it, are the
@@ -122,7 +123,8 @@ class Supervisor:
         self._link: PacketSocket | None = None
         self._connect(descriptor)
         self._held: dict[int, tuple[str, int]] = {}
-        self._ended: set[int] = set()
+        self._ended: dict[int, int] = {}
+        self._ended_while_away: dict[int, int] = {}
         self._kept: dict[str, int] = {}
         self._paths: Sequence[str] = ()
         self._marked: Sequence[tuple[str, str]] = ()
@@ -299,9 +301,10 @@ class Supervisor:
             how = os.WEXITED | os.WNOHANG | os.WNOWAIT  # its pid stays its own until the program has noted it
             if (found := os.waitid(os.P_PID, pid, how)) is not None:
                 is_exit = found.si_code == os.CLD_EXITED
-                self._ended.add(pid)
-                self._post(("ended", pid, found.si_status << 8 if is_exit else found.si_status))
+                self._ended[pid] = found.si_status << 8 if is_exit else found.si_status
+                self._post(("ended", pid, self._ended[pid]))
         if self._link is None or status is not None:  # nobody is there who would note them
+            self._ended_while_away |= self._ended
             for pid in list(self._ended):
                 self._forget(pid)
         while (orphan := self._find_ended_orphan()) is not None:
@@ -319,7 +322,7 @@ class Supervisor:
 
     def _forget(self, pid: int) -> None:
         if pid in self._ended:
-            self._ended.discard(pid)
+            del self._ended[pid]
             self._held.pop(pid, None)
             os.waitpid(pid, 0)
             self._signals.append(_signal.SIGCHLD)  # an orphan may have waited behind it
@@ -357,7 +360,8 @@ class Supervisor:
         elif what == "hello":
             held = [(name, pid) for pid, (name, _) in self._held.items() if pid not in self._ended]
             away_s = self._life.away_s(time.monotonic())
-            self._post(("held", held, list(self._kept), away_s), self._kept.values())
+            ended = list(self._ended_while_away.items())
+            self._post(("held", held, list(self._kept), away_s, ended), self._kept.values())
         else:
             if what == "keep":
                 self._drop(message[1])
@@ -377,6 +381,7 @@ class Supervisor:
             for number in self._stop_signals:  # not passed on yet: they came while it was being started
                 os.kill(self._program, number)
         self._life.arrived(time.monotonic(), still_s)
+        self._ended_while_away.clear()
         self._next_path, self._beat_path = next_path, beat_path
 
     def _drop(self, name: str) -> None:

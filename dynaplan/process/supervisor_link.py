@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,14 @@ from dynaplan.process.supervisor import AWAITED, SUPERVISOR_VARIABLE
 class SupervisorState:
     """What the supervisor has kept of the programs before this one: processes and descriptors, by name.
 
-    ``away_s`` is how long no program ran, in seconds; 0 for the first program.
+    ``away_s`` is how long no program ran, in seconds; 0 for the first program. ``ended`` has the wait
+    statuses, by pid, of the processes that have ended since then.
     """
 
     pids: Mapping[str, int]
     kept: Mapping[str, int]
     away_s: float
+    ended: Mapping[int, int] = field(default_factory=dict)
 
 
 def fork_under_supervisor(command: Sequence[str], grace_s: float, drain_s: float) -> SupervisorLink:
@@ -93,7 +95,8 @@ class SupervisorLink:
         self.supervisor_pid = supervisor_pid
         self.is_trial = is_trial
         self.arguments: Sequence[str] = ()
-        self.on_end: Callable[[int, int], None] = lambda pid, status: None
+        self._early_ends: dict[int, int] = {}
+        self.on_end: Callable[[int, int], None] = self._early_ends.__setitem__
         self._socket = PacketSocket(descriptor)
 
     def fileno(self) -> int:
@@ -109,8 +112,10 @@ class SupervisorLink:
 
         The descriptors are copies, which this process is to close.
         """
-        (_, children, names, away_s), descriptors = self._ask(("hello",))
-        return SupervisorState(dict(children), dict(zip(names, descriptors, strict=True)), away_s)
+        (_, children, names, away_s, *earlier), descriptors = self._ask(("hello",))
+        self._early_ends.update(*earlier)  # a supervisor of an older version has none
+        kept = dict(zip(names, descriptors, strict=True))
+        return SupervisorState(dict(children), kept, away_s, self._early_ends)
 
     def spawn(
         self,

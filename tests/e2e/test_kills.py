@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from tests.e2e.deployment import MODEL, Deployment
+from tests.e2e.held import serve_of
 from tests.e2e.traces import in_torture
 from tests.fakes.load import Load
 from tests.fakes.polling import eventually
@@ -73,6 +75,18 @@ async def test_requests_are_answered_and_the_service_is_whole_again(
     begun = [outcome for outcome in load.incomplete if outcome.status == 200]
     assert [outcome for outcome in load.incomplete if outcome.status != 200] == []
     assert len(begun) <= (3 if "VllmWorker" in victim else 0), begun
+
+
+async def test_a_worker_that_dies_while_serve_is_away_is_reported_with_its_signal(
+    deploy: Callable[..., Deployment],
+) -> None:
+    deployment = await asyncio.to_thread(deploy, "graphs.agg:Frontend", "agg.yaml", *QUIET)
+    serve, worker = serve_of(deployment), process_of(deployment, "--service-name VllmWorker")
+    assert serve
+    serve.kill()
+    worker.send_signal(signal.SIGSEGV)
+    await eventually(lambda: "VllmWorker ended unasked (killed by SIGSEGV)" in deployment.text)
+    await eventually(lambda: is_whole(deployment))
 
 
 @in_torture

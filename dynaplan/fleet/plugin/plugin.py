@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from dynaplan.process.logfile import LogFile, configure_logging
 from dynaplan.store import connections
 from dynaplan.util import terminal
 from dynaplan.util.clock import Clock, SystemClock
+from dynaplan.util.errors import DynaplanError
 from dynaplan.util.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -143,6 +145,7 @@ class ReconcilerPlugin(CircusPlugin):
         reconciler = fleet.reconciler
         self.pass_events_to(reconciler)
         log.info("reconciling %d workers", len(reconciler.workers))
+        self._tasks.spawn(record_earlier_exits(ports.circus, reconciler), "earlier exit codes")
         self._tasks.spawn(fleet.keys.run(), "key persistence")
         self._tasks.spawn(OptionReloads(launch.namespace, fleet.link).run(), "options of engines")
         self._tasks.spawn(_power_capping(launch, limits, ports).run(), "power caps")
@@ -198,6 +201,13 @@ class ReconcilerPlugin(CircusPlugin):
         memory = GpuMemory(launch.gpus, uses_reader(launch.gpus), SystemClock(), self._wake)
         self._tasks.spawn(memory.run(), "GPU memory")
         return memory
+
+
+async def record_earlier_exits(circus: CircusClient, reconciler: Reconciler) -> None:
+    """Have the reconciler know the exit codes that circus published before this process listened."""
+    with suppress(DynaplanError):  # circus is busy; a crash without its exit code is a crash all the same
+        for pid, exit_code in (await circus.exit_codes()).items():
+            reconciler.record_exit(pid, exit_code)
 
 
 def _power_capping(launch: Launch, limits: DeploymentCaps, ports: FleetPorts) -> PowerCapping:

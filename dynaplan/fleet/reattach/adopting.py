@@ -142,7 +142,7 @@ def adopt_deployment(link: SupervisorLink, stack: ExitStack) -> tuple[Preparatio
         notes=(note,),
         public_socket=public_socket,
         store_outlives=handover.store_outlives,
-        supervised_fleet=SupervisedFleet(link, adoptable, services_stopped_first(launch.graph)),
+        supervised_fleet=SupervisedFleet(link, adoptable, services_stopped_first(launch.graph), held.ended),
     )
     return prepared, handover.exits_on_failure
 

@@ -60,6 +60,9 @@ PUBLIC_SOCKET_NAME = "public socket"
 EXIT_CODE_TIMEOUT_S = 1.0
 """Longest wait for the exit code of a process that was just killed."""
 
+REMEMBERED_ENDS = 256
+"""The number of ended processes whose exit codes are kept for a fleet plugin that starts."""
+
 
 class SupervisedProcess(Process):
     """A process of circus whose parent is the supervisor: started by it, or adopted after a crash."""
@@ -136,10 +139,15 @@ class SupervisedFleet:
 
     ``adoptable``: watcher name -> pid of what the previous ``serve`` has left running.
     ``entry_services``: the services that take clients' requests, and the planner.
+    ``ended``: pid -> wait status of what has ended since the previous ``serve``.
     """
 
     def __init__(
-        self, link: SupervisorLink, adoptable: Mapping[str, int], entry_services: Collection[str]
+        self,
+        link: SupervisorLink,
+        adoptable: Mapping[str, int],
+        entry_services: Collection[str],
+        ended: Mapping[int, int],
     ) -> None:
         self.link = link
         self.adoptable = dict(adoptable)
@@ -147,6 +155,7 @@ class SupervisedFleet:
         self._entry_services = entry_services
         self._ended_before_adoption: set[str] = set()
         self._ended: list[SupervisedProcess] = []
+        self._wait_statuses = dict(ended)
         self._on_exit: Callable[[], None] = lambda: None
         link.on_end = self._note_end
 
@@ -189,7 +198,15 @@ class SupervisedFleet:
                 process.watcher.processes[process.pid] = process  # circus may have dropped it
                 process.watcher.reap_process(process.pid, process.wait_status)
 
+    @property
+    def exit_codes(self) -> dict[int, int]:
+        """The exit codes of the last processes that have ended, by pid: a plugin may have missed events."""
+        return {pid: os.waitstatus_to_exitcode(status) for pid, status in self._wait_statuses.items()}
+
     def _note_end(self, pid: int, wait_status: int) -> None:
+        self._wait_statuses[pid] = wait_status
+        if len(self._wait_statuses) > REMEMBERED_ENDS:
+            del self._wait_statuses[next(iter(self._wait_statuses))]
         process = self.processes.pop(pid, None)
         if process is None:
             self._ended_before_adoption |= {name for name, each in self.adoptable.items() if each == pid}

@@ -35,8 +35,8 @@ if link and what == "hangs":
 is_first = link is None
 link = link or fork_under_supervisor([sys.executable, "-c", SELF, *sys.argv[1:]], grace_s, 5.0)
 ends = []
-link.on_end = lambda *end: ends.append(end)
 found = link.hello()
+link.on_end = lambda *end: ends.append(end)
 pids = dict(found.pids)
 if not pids:
     link.keep_text("text", b"kept by the first")
@@ -69,7 +69,7 @@ if what != "starting":
     (own / "beat").write_text(str(os.getpid()))
     link.confirm_running(own / "successor", own / "beat", 0.6 if what == "stands still" else 60.0)
 say = {"me": os.getpid(), "supervisor": link.supervisor_pid, "pids": pids, "text": text}
-say["away_s"] = found.away_s
+say["away_s"], say["ended"] = found.away_s, found.ended
 say |= {"what": what, "is_trial": link.is_trial, "variable": os.environ.get("OF_THE_OTHER", "")}
 print(json.dumps(say), flush=True)
 if is_first and what.startswith("for "):
@@ -140,6 +140,21 @@ def test_a_killed_program_comes_back_and_finds_its_processes_and_what_it_gave_to
     assert second["away_s"] > 0
     os.kill(second["pids"]["two"], signal.SIGTERM)
     assert [os.waitstatus_to_exitcode(status) for _, status in said(process)] == [7]
+
+
+def test_a_program_that_comes_back_is_told_of_what_ended_meanwhile_with_the_wait_status(
+    program: Program, tmp_path: Path
+) -> None:
+    process = program("waits")
+    first = said(process)
+    os.kill(first["me"], signal.SIGKILL)
+    for name, number in (("one", signal.SIGTERM), ("two", signal.SIGKILL)):
+        os.kill(first["pids"][name], number)
+    wait_until(lambda: are_gone(first["pids"]))
+    (tmp_path / "go").touch()
+    second = said(process)
+    assert second["ended"] == {str(first["pids"]["one"]): 7 << 8, str(first["pids"]["two"]): 9}
+    assert second["pids"].keys().isdisjoint(first["ended"])
 
 
 def test_the_exit_of_the_program_is_the_end_of_all_and_its_code_the_supervisors(program: Program) -> None:

@@ -8,10 +8,11 @@ from unittest import mock
 
 import pytest
 
-from dynaplan.fleet.circus_client import REPLACE_EVENT
+from dynaplan.fleet.circus_client import REPLACE_EVENT, CircusClient
 from dynaplan.fleet.plugin import plugin
 from dynaplan.fleet.plugin.plugin import ReconcilerPlugin
 from dynaplan.fleet.plugin.reconciler import Reconciler
+from dynaplan.util.errors import ArbiterBusy
 
 
 @pytest.fixture
@@ -25,6 +26,14 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> ReconcilerPlugin:
 def published(action: str, **event: Any) -> list[bytes]:
     """An event as circus publishes it."""
     return [f"watcher.dynamo_vllmworker.{action}".encode(), json.dumps(event).encode()]
+
+
+async def test_exits_before_the_plugin_listened_are_asked_for_and_a_busy_circus_harms_nothing() -> None:
+    circus, reconciler = mock.create_autospec(CircusClient), mock.create_autospec(Reconciler, instance=True)
+    circus.exit_codes.side_effect = [{41: 78}, ArbiterBusy("circus stays busy")]
+    for _ in range(2):
+        await plugin.record_earlier_exits(circus, reconciler)
+    reconciler.record_exit.assert_called_once_with(41, 78)
 
 
 def test_exits_while_the_plugin_starts_reach_the_reconciler_once(starting: ReconcilerPlugin) -> None:

@@ -94,7 +94,7 @@ class Box:
 
     def leave(self, launch: Launch | None = None) -> None:
         """Have the supervisor keep what the ``serve`` before leaves to the next."""
-        fleet = SupervisedFleet(self.link, {}, ())  # type: ignore[arg-type]
+        fleet = SupervisedFleet(self.link, {}, (), {})  # type: ignore[arg-type]
         save_handover(Preparation(launch or self.launch, (), (), True, (), supervised_fleet=fleet), False)
 
     def adopt_deployment(self) -> Preparation | None:

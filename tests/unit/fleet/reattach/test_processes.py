@@ -13,7 +13,12 @@ import psutil
 import pytest
 from circus.process import Process
 
-from dynaplan.fleet.reattach.processes import RetryingWatcher, SupervisedFleet, SupervisedProcess
+from dynaplan.fleet.reattach.processes import (
+    REMEMBERED_ENDS,
+    RetryingWatcher,
+    SupervisedFleet,
+    SupervisedProcess,
+)
 
 
 def test_a_process_has_not_begun_in_the_future_though_the_clock_was_set_back(
@@ -34,7 +39,7 @@ def fleet_that_adopts(**pids: int) -> tuple[SupervisedFleet, SimpleNamespace]:
     """A fleet that was told what its supervisor has, and the link."""
     link = SimpleNamespace(started=[], on_end=None)
     link.spawn = lambda name, *about: link.started.append(name) or os.getpid()
-    return SupervisedFleet(cast(Any, link), pids, ()), link
+    return SupervisedFleet(cast(Any, link), pids, (), {}), link
 
 
 def held_process(fleet: SupervisedFleet, name: str, *args: str) -> SupervisedProcess:
@@ -55,6 +60,15 @@ def test_a_worker_that_ended_before_it_was_adopted_is_left_to_the_fleet_plugin()
     assert link.started == []
     late.spawn()
     assert link.started == ["ns_VllmWorker"]
+
+
+def test_the_exit_codes_of_the_last_ends_are_kept_also_of_those_before_it() -> None:
+    link = SimpleNamespace(on_end=None)
+    fleet = SupervisedFleet(cast(Any, link), {"ns_VllmWorker": 7}, (), ended={5: 78 << 8})
+    assert fleet.exit_codes == {5: 78}
+    for pid in range(6, 6 + REMEMBERED_ENDS):
+        link.on_end(pid, 9)
+    assert list(fleet.exit_codes.items()) == [(pid, -9) for pid in range(6, 6 + REMEMBERED_ENDS)]
 
 
 def test_a_server_that_ended_before_it_was_adopted_is_started_anew() -> None:
