@@ -18,6 +18,7 @@ from dynaplan.cli.scale_args import new_hold
 from dynaplan.cli.scale_counts import (
     GPU_RELEASE_S,
     MIN_WAIT_S,
+    Change,
     expected_times,
     free_gpus,
     planner_settings,
@@ -150,8 +151,7 @@ class WorkerRestart:
         self._namespace = namespace
         self._worker = worker
         self._timeout_s = timeout_s
-        self._hold: Hold | None = None
-        """The hold of before this restart."""
+        self._hold_before: Hold | None = None
         self._own_hold: Hold | None = None
         self._decision_id = -1
         self.starts_new_first = False
@@ -195,19 +195,19 @@ class WorkerRestart:
         from dynaplan.fleet.scale_progress import DecisionSuperseded
 
         name, role = self._worker.name, self._worker.role
-        number = await self._write_count(found, +1, is_held=True)
+        number = await self._hold(found, 1)
         try:
             await self._wait(number)
         except asyncio.CancelledError:
-            await self._write_count(found, -1)
+            await self._give_back(1)
             raise
         except DynaplanError as error:
-            await self._write_count(found, -1)
+            await self._give_back(1)
             raise PermanentError(
                 f"no new worker took the place of {name}: {error.args[0]}",
                 hint=f"{name} goes on. `dynaplan status` and `dynaplan logs` say more of the new one.",
             ) from error
-        number = await self._write_count(found, -1, name)
+        number = await self._give_back(1, leaving=name)
         try:
             await self._wait(number)
         except (
@@ -224,7 +224,7 @@ class WorkerRestart:
         """Drain the old worker, then wait for a new one on its GPU."""
         why = "no GPU is free for a second one, or the GPU budget has none"
         click.echo(f"{why}: {self._worker.name} leaves first", err=True)
-        await self._write_count(found, 0, is_held=True)
+        await self._hold(found, 0)
         try:
             await request_replacement(found, self._worker)
             times = expected_times(found, {self._worker.role: 1})
@@ -237,7 +237,7 @@ class WorkerRestart:
                 raise TemporaryError(f"{self._worker.name} has not left within {longest:g} s") from None
             await self._wait_for_successor({each.process for each in found.workers}, longest)
         finally:
-            await self._write_count(found, 0)
+            await self._give_back(0)
 
     async def _wait_for_successor(self, before: Container[tuple[str, int]], longest_s: float) -> None:
         """Wait until a worker whose process was not there ``before`` is ready.
@@ -298,32 +298,43 @@ class WorkerRestart:
 
         return find_deployment(self._namespace)
 
-    async def _write_count(
-        self, found: RunningDeployment, step: int, leaving: str = "", *, is_held: bool = False
-    ) -> int:
-        """Ask for ``step`` more workers of the role, and return the number; a step of 0 writes only the hold.
-
-        With ``is_held`` it is held, so that the planner keeps off; else the earlier hold is restored, unless
-        somebody has held or released the role since.
-        """
+    async def _hold(self, found: RunningDeployment, more: int) -> int:
+        """Ask for so many more workers of the role, held so that the planner keeps off; return the number."""
         role = self._worker.role
         present = sum(each.role is role for each in found.workers)
         ours = identity_of(os.getpid())
 
         def change(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
-            number = (now.of(role) if now.of(role) >= 0 else present) + step
-            asked = {role: number} if step else {}
-            if not is_held:
-                is_ours = holds.of(role) == self._own_hold
-                return asked, holds.replaced(role, self._hold) if is_ours else holds
-            self._hold = holds.of(role)
-            held = replace(new_hold(HOLD_DURATION), at_least=number, at_most=number, holder=ours)
-            self._own_hold = held
-            return asked, holds.replaced(role, held)
+            number = (now.of(role) if now.of(role) >= 0 else present) + more
+            self._hold_before = holds.of(role)
+            self._own_hold = replace(new_hold(HOLD_DURATION), at_least=number, at_most=number, holder=ours)
+            return {role: number} if more else {}, holds.replaced(role, self._own_hold)
 
+        return await self._write(change)
+
+    async def _give_back(self, more: int, leaving: str = "") -> int:
+        """Ask for so many fewer workers than ``_hold`` did, and restore the earlier hold; return the number.
+
+        Who has held or released the role since keeps that hold, and a number that it forbids, or that is
+        another one by now, is not taken back.
+        """
+        role, own = self._worker.role, self._own_hold
+        assert own
+
+        def change(now: DesiredCounts, holds: RoleHolds) -> tuple[dict[Role, int], RoleHolds]:
+            hold, number = holds.of(role), own.at_least - more
+            is_own = hold == own
+            is_free = is_own or hold is None or hold.allows(number)
+            is_taken_back = more and is_free and now.of(role) == own.at_least
+            after = holds.replaced(role, self._hold_before) if is_own else holds
+            return {role: number} if is_taken_back else {}, after
+
+        return await self._write(change, leaving)
+
+    async def _write(self, change: Change, leaving: str = "") -> int:
         written = await write_counts(self._store, self._namespace, change, leaving)
         self._decision_id = written.decision_id
-        return written.counts.of(role)
+        return written.counts.of(self._worker.role)
 
     async def _wait(self, number: int) -> None:
         from dynaplan.fleet.deployments import find_deployment

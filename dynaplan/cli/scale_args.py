@@ -165,7 +165,8 @@ def resolve_counts(
     """Return the counts to ask for, and all holds from then on; raises ConfigError.
 
     A number outside a hold is refused unless it brings a hold of its own: the maker of the other one is
-    not overridden by chance. A hold with hours asks for no count: the planner scales to it when they open.
+    not overridden by chance. A command's hold refuses any number, since the command takes its own back at the end. A
+    hold with hours asks for no count: the planner scales to it when they open.
     """
     counts: dict[Role, int] = {}
     in_force = holds.in_force(time.time(), wall_clock)
@@ -180,9 +181,10 @@ def resolve_counts(
                 workers = new.bounded(workers)
             _check_within(each.role, workers, new)
             holds = holds.replaced(each.role, new)
-        elif (held := in_force.of(each.role)) and not held.allows(workers):
+        elif (held := in_force.of(each.role)) and (held.holder or not held.allows(workers)):
+            why = " while a command replaces workers" if held.holder else ""
             raise ConfigError(
-                f"{each.role.value} is {held}, so {workers} is not possible",
+                f"{each.role.value} is {held}{why}, so {workers} is not possible",
                 hint=f"`dynaplan release {each.role.value}` ends that hold; --hold or --for 2h makes one of "
                 "yours in its place.",
             )

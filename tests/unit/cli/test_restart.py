@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -127,21 +128,50 @@ async def test_a_hold_of_before_is_there_again(box: Box) -> None:
     assert box.asked[-1][2] == mine.decode
 
 
-@pytest.mark.parametrize("persons", [RoleHolds(decode=Hold(at_least=2, at_most=2, by="alice")), RoleHolds()])
-async def test_who_holds_or_releases_the_role_meanwhile_is_not_overruled(
-    box: Box, monkeypatch: pytest.MonkeyPatch, persons: RoleHolds
+def alice_holds(number: int) -> RoleHolds:
+    return RoleHolds(decode=Hold(at_least=number, at_most=number, by="alice"))
+
+
+@pytest.mark.parametrize(
+    ("persons", "number", "left"),
+    [
+        (RoleHolds(), 2, 1),
+        (alice_holds(2), 2, 2),
+        (alice_holds(3), 3, 3),
+        (alice_holds(0), 0, 0),
+    ],
+)
+async def test_who_scales_holds_or_releases_the_role_meanwhile_is_not_overruled(
+    box: Box, monkeypatch: pytest.MonkeyPatch, persons: RoleHolds, number: int, left: int
 ) -> None:
     async def wait_carried_out(found: Any, store: Any, *others: Any) -> None:
         await box.wait_carried_out(found, store, *others)
         if len(box.asked) == 1:
             await store.put(scaling_key("dynamo", HOLDS), persons.to_text())
+            await _ask_for(box, number)
 
     monkeypatch.setattr(scale_progress, "wait_carried_out", wait_carried_out)
-    earlier = RoleHolds(decode=Hold(at_least=1, at_most=1))
-    await box.store.put(scaling_key("dynamo", HOLDS), earlier.to_text())
+    await box.store.put(scaling_key("dynamo", HOLDS), alice_holds(1).to_text())
     await box.store.put(fleet_key("dynamo"), '{"free_gpus": [1]}')
-    await WorkerRestart(box.store, "dynamo", OLD).run()
+    with suppress(TemporaryError):  # the old one is still there, since nobody has to leave
+        await WorkerRestart(box.store, "dynamo", OLD).run()
     assert await _holds(box) == persons
+    assert await _asked_number(box) == left
+
+
+async def test_a_restart_that_fails_takes_nothing_back_of_what_a_person_asked_for_meanwhile(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def overtaken(*_: Any) -> None:
+        await box.store.put(scaling_key("dynamo", HOLDS), alice_holds(4).to_text())
+        await _ask_for(box, 4)
+        raise scale_progress.DecisionSuperseded("overtaken by decision 7: decode=4")
+
+    monkeypatch.setattr(scale_progress, "wait_carried_out", overtaken)
+    await box.store.put(fleet_key("dynamo"), '{"free_gpus": [1]}')
+    with pytest.raises(PermanentError, match="overtaken"):
+        await WorkerRestart(box.store, "dynamo", OLD).run()
+    assert (await _asked_number(box), await _holds(box)) == (4, alice_holds(4))
 
 
 async def test_when_the_new_one_fails_the_old_one_goes_on(box: Box) -> None:
@@ -181,6 +211,11 @@ async def test_on_a_full_box_the_old_one_leaves_first(box: Box, fleet: str) -> N
 
 async def _ask_for(box: Box, number: int) -> None:
     await box.store.put(planner_prefix("dynamo") + "num_decode_workers", str(number))
+
+
+async def _asked_number(box: Box) -> int:
+    item = await box.store.get(planner_prefix("dynamo") + "num_decode_workers")
+    return int(item.value) if item else -1
 
 
 async def test_on_a_full_box_one_is_replaced_though_another_waits_for_a_gpu(box: Box) -> None:

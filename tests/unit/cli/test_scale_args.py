@@ -29,6 +29,7 @@ from dynaplan.contract.counts import FleetCounts, WorkerCounts
 from dynaplan.contract.holds import Hold, RoleHolds
 from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.graph.lifecycle import Role, Worker
+from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.errors import CapacityError, ConfigError
 
 ROLES = {"decode": Role.DECODE, "VllmWorker": Role.DECODE, "prefill": Role.PREFILL}
@@ -103,6 +104,14 @@ def test_a_number_outside_of_somebodys_hold_is_refused_with_two_ways_out() -> No
         resolve_counts([CountArgument(Role.DECODE, 2)], None, NOW, RoleHolds(decode=Hold(3, 3, by="alice")))
     assert "dynaplan release decode" in str(refused.value)
     assert "--hold" in str(refused.value)
+
+
+def test_while_a_command_holds_a_role_no_number_goes_with_it_not_even_the_one_it_holds() -> None:
+    restart = RoleHolds(decode=Hold(3, 3, holder=ProcessIdentity(7, 1, "boot")))
+    with pytest.raises(ConfigError, match="while a command replaces workers, so 3 is not possible"):
+        resolve_counts([CountArgument(Role.DECODE, 3)], None, NOW, restart)
+    _, holds = resolve_counts([CountArgument(Role.DECODE, 3)], HoldArgument(BY_ALICE), NOW, restart)
+    assert holds.decode == replace(BY_ALICE, at_least=3, at_most=3)
 
 
 def test_within_the_bounds_a_number_is_free_and_another_hold_takes_the_place_of_the_first() -> None:
