@@ -35,7 +35,7 @@ from dynaplan.config.settings.fields import options_of
 from dynaplan.config.settings.frontend import DisaggregationSettings, RoutingSettings
 from dynaplan.config.settings.worker import engine_of
 from dynaplan.config.stock import matching_options
-from dynaplan.contract.option_changes import OptionChange
+from dynaplan.contract.option_changes import RELOAD_INTERRUPTED, OptionChange
 from dynaplan.contract.store_keys import LIVE_SETTINGS, SCALED_ROLES, live_settings_prefix
 from dynaplan.fleet.launch import (
     RELOADED_FILE,
@@ -240,7 +240,7 @@ def _reload_option(
     option = written_name(own, change.option)
     goes_on = before_interrupted is not None and now == change.after and launch.adjusted
     if before_interrupted is not None and not goes_on:
-        raise DeploymentError("a reload was interrupted", hint="Run `dynaplan reload` to finish it.")
+        raise DeploymentError(RELOAD_INTERRUPTED, hint="Run `dynaplan reload` to finish it.")
     if now == change.after and not goes_on:
         click.echo(f"{change.component}.{option} is {now}")
         return

@@ -17,6 +17,9 @@ OPTION_CHANGE = "option_change"
 DONE = "done"
 """The result of a change that every worker of the component has."""
 
+RELOAD_INTERRUPTED = "a reload was interrupted"
+"""The result of a change that has to wait for a person, who has a reload to finish."""
+
 
 @dataclass(frozen=True)
 class OptionChange:

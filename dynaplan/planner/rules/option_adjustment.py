@@ -10,6 +10,7 @@ One option of one component at a time, which the fleet plugin changes as a rolli
 | more missed than in the quarter before, beyond chance, under no more load | it is taken back, and barred |
 | no more missed, or a window has passed in which more came than before | it stays |
 | was not made, or a person has changed the option since | it is barred: not tried for ``BARRED_WINDOWS`` |
+| was not made since a person has a reload to finish | it may be asked for again a window later |
 
 Another one is asked for a window after the last, where a trial is sure of its gain, the record of the last
 quarter has not kept as much already, and nothing objects. What "beyond chance" is says
@@ -23,7 +24,7 @@ from dataclasses import replace
 
 from dynaplan.config.settings.planner import PlannerSettings, worker_sizes
 from dynaplan.contract.holds import RoleHolds
-from dynaplan.contract.option_changes import DONE, OptionChange
+from dynaplan.contract.option_changes import DONE, RELOAD_INTERRUPTED, OptionChange
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.evidence import DEVIATIONS, GROWTH_RATIO
 from dynaplan.planner.backtesting.record import excess_log_odds
@@ -90,7 +91,7 @@ def _adjust(situation: Situation) -> tuple[OptionMemory, str]:
     if memory.is_settled:
         return _ask(situation, memory)
     if change.result != DONE:
-        return _bar(situation, memory), f"{change} was not made: {change.result}"
+        return _settle_failed(situation, memory, change)
     if memory.applied_at_s is None:
         is_compared = memory.served_before != NOTHING_SERVED
         since = replace(memory, applied_at_s=observation.at_s, recent_parts=(), is_settled=not is_compared)
@@ -206,6 +207,16 @@ def _in_the_way(situation: Situation, component: str) -> str:
     if observation.fleet.prefill.asleep or observation.fleet.decode.asleep:
         return "workers sleep"
     return ""
+
+
+def _settle_failed(
+    situation: Situation, memory: OptionMemory, change: OptionChange
+) -> tuple[OptionMemory, str]:
+    """Bar the value of a change that was not made, unless the reason says nothing of the value."""
+    why = f"{change} was not made: {change.result}"
+    if change.result == RELOAD_INTERRUPTED:
+        return replace(memory, is_settled=True), why
+    return _bar(situation, memory), why
 
 
 def _bar(situation: Situation, memory: OptionMemory) -> OptionMemory:

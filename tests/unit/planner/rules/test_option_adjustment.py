@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dynaplan.config.settings.planner import PlannerSettings
 from dynaplan.contract.counts import PoolSizes, WorkerCounts
 from dynaplan.contract.holds import Hold, RoleHolds
-from dynaplan.contract.option_changes import DONE, OptionChange
+from dynaplan.contract.option_changes import DONE, RELOAD_INTERRUPTED, OptionChange
 from dynaplan.contract.store_keys import DesiredCounts
 from dynaplan.planner.model import BacktestResult, DecisionStep, Observation, OptionTrial, PlannerState
 from dynaplan.planner.rules.decision import decide
@@ -176,6 +176,17 @@ def test_a_change_that_could_not_be_made_is_not_tried_again_and_the_reason_is_sa
     box.passes(4 * WINDOW_S)
     assert "VllmWorker.max-num-seqs 8 -> 16 was not made: 1 of 2 decode workers ready" in box.lines
     assert len(box.asked) == 1
+
+
+def test_a_change_that_meets_a_reload_that_was_killed_is_asked_for_again_a_window_later() -> None:
+    box = Box(failure=RELOAD_INTERRUPTED)
+    box.asks()
+    box.passes(2 * WINDOW_S)
+    assert any("was not made: a reload was interrupted" in line for line in box.lines)
+    assert [later.asked_s - earlier.asked_s for earlier, later in pairwise(box.asked)] == [WINDOW_S, WINDOW_S]
+    box.failure = ""
+    box.passes(WINDOW_S + box.takes * T)
+    assert box.settings.decode_max_num_seqs == MORE_SLOTS.value_after
 
 
 def test_a_person_who_sets_the_option_afterwards_is_not_overruled() -> None:
