@@ -165,8 +165,8 @@ def resolve_counts(
     """Return the counts to ask for, and all holds from then on; raises ConfigError.
 
     A number outside a hold is refused unless it brings a hold of its own: the maker of the other one is
-    not overridden by chance. A command's hold refuses any number, since the command takes its own back at the end. A
-    hold with hours asks for no count: the planner scales to it when they open.
+    not overridden by chance. A command's hold refuses any number, since the command takes its own back at
+    the end. A hold with hours asks for no count: the planner scales to it when they open.
     """
     counts: dict[Role, int] = {}
     in_force = holds.in_force(time.time(), wall_clock)

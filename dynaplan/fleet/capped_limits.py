@@ -1,8 +1,8 @@
 """The power limits of GPUs that are ours, in a file for each GPU in the directory that deployments share.
 
-A limit stays when everything is killed, and the next ``serve`` of the namespace sets it back. It does not
-outlive the boot of the machine, and neither does what the file says. The files of other users, but for root,
-count for nothing: setting limits is root's.
+A limit stays when everything is killed, and the next ``serve`` of any namespace sets it back: the cap of a
+deployment counts while its arbiter runs. It does not outlive the boot of the machine, and neither does what
+the file says. The files of other users, but for root, count for nothing: setting limits is root's.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from pathlib import Path
 from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.gpu_devices import PowerLimits, power_limits
 from dynaplan.fleet.rules.power_caps import CappedLimit, with_cap
+from dynaplan.fleet.rules.statefile import arbiter_of
+from dynaplan.fleet.statefile_store import StatefileStore
 from dynaplan.process.node_directory import node_dir, open_node_directory, try_lock, unlock
-from dynaplan.process.process_table import boot_id
+from dynaplan.process.process_table import boot_id, is_alive
 from dynaplan.util.documents import number_field, object_field, parse_object, text_field, whole_field
-from dynaplan.util.errors import DeploymentError
+from dynaplan.util.errors import DeploymentError, StatefileCorrupt
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,17 @@ class DeploymentCaps:
 
     def own(self) -> tuple[Gpu, ...]:
         """Return the GPUs that this deployment has capped."""
+        return tuple(gpu for gpu, limit in self._capped() if self._deployment in limit.caps)
+
+    def to_set_back(self) -> tuple[Gpu, ...]:
+        """Return the GPUs that this deployment has capped, or one that has ended since."""
+        return tuple(
+            gpu
+            for gpu, limit in self._capped()
+            if self._deployment in limit.caps or any(map(_has_ended, limit.caps))
+        )
+
+    def _capped(self) -> tuple[tuple[Gpu, CappedLimit], ...]:
         try:
             directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
@@ -71,7 +84,7 @@ class DeploymentCaps:
             found = [_read(directory, name) for name in sorted(names)]
         finally:
             os.close(directory)
-        return tuple(gpu for gpu, limit in filter(None, found) if self._deployment in limit.caps)
+        return tuple(filter(None, found))
 
     def change(
         self, driver: PowerLimits, gpus: Iterable[Gpu], cap_watts: float | None
@@ -162,8 +175,25 @@ def _write(directory: int, gpu: Gpu, limit: CappedLimit | None) -> None:
 
 
 def _known(directory: int, gpu: Gpu) -> CappedLimit | None:
+    """Return what is written down of a GPU, without the caps of deployments that have ended."""
     found = _read(directory, _file_name(gpu))
-    return found[1] if found and found[0].uuid == gpu.uuid else None
+    if found is None or found[0].uuid != gpu.uuid:
+        return None
+    caps = {deployment: watts for deployment, watts in found[1].caps.items() if not _has_ended(deployment)}
+    return replace(found[1], caps=caps)
+
+
+def _has_ended(deployment: str) -> bool:
+    """Tell whether the deployment with that statefile runs no more; False where nobody can say."""
+    statefile = Path(deployment)
+    if not statefile.parent.is_dir():
+        return False  # another container's
+    try:
+        document = StatefileStore(statefile).read()
+    except StatefileCorrupt:
+        return False
+    arbiter = arbiter_of(document) if document else None
+    return arbiter is None or not is_alive(arbiter)
 
 
 def _read(directory: int, name: str) -> tuple[Gpu, CappedLimit] | None:
@@ -194,10 +224,13 @@ def _read(directory: int, name: str) -> tuple[Gpu, CappedLimit] | None:
 
 
 def set_back(statefile: Path) -> None:
-    """End the caps of a deployment, if it has any; what the driver refuses or holds up stays written down."""
+    """End the caps of a deployment, if it has any, and of those that have ended without.
+
+    What the driver refuses or holds up stays written down.
+    """
     limits = DeploymentCaps(statefile)
-    if own := limits.own():
-        setting = threading.Thread(target=_set_back, args=(limits, own), daemon=True)
+    if capped := limits.to_set_back():
+        setting = threading.Thread(target=_set_back, args=(limits, capped), daemon=True)
         setting.start()
         setting.join(DRIVER_TIMEOUT_S)
 

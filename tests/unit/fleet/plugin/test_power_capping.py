@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,25 @@ from dynaplan.fleet import capped_limits
 from dynaplan.fleet.capped_limits import DeploymentCaps, set_back
 from dynaplan.fleet.gpu_devices import power_limits, simulated
 from dynaplan.fleet.plugin import power_capping
+from dynaplan.fleet.plugin.document import new_document
 from dynaplan.fleet.plugin.power_capping import PowerCapping
+from dynaplan.fleet.rules.statefile import to_json
+from dynaplan.process import process_table
+from dynaplan.process.identity import ProcessIdentity
 from dynaplan.process.node_directory import open_node_directory, try_lock, unlock
 from tests.fakes.circus import FakeTerminal
 from tests.fakes.clock import ManualClock
 from tests.fakes.polling import eventually
+from tests.unit.fleet.test_launch import LAUNCH
 
 NIGHT, DAY = 23 * 60, 12 * 60
 
 
 class CappedBox:
+    """A deployment with caps whose arbiter is this process, until it is ``killed``."""
+
     def __init__(self, statefile: Path, *caps: str, gpus: int = 2) -> None:
+        self._write(statefile, process_table.identity_of(os.getpid()))
         self.statefile, self.minute = statefile, NIGHT
         self.limits, self.terminal = DeploymentCaps(statefile), FakeTerminal()
         devices = simulated(gpus)
@@ -38,6 +47,13 @@ class CappedBox:
             lambda _: self.minute,
             ManualClock(),
         )
+
+    @staticmethod
+    def _write(statefile: Path, arbiter: ProcessIdentity) -> None:
+        statefile.write_text(to_json(new_document(replace(LAUNCH, arbiter=arbiter))))
+
+    def killed(self) -> None:
+        self._write(self.statefile, replace(process_table.identity_of(os.getpid()), started_at=1))
 
     @property
     def watts(self) -> list[float]:
@@ -174,6 +190,35 @@ async def test_of_two_deployments_the_least_cap_holds_and_the_last_to_leave_rest
     assert (one.watts, one.own) == ([400.0, 400.0], [0, 1])
     set_back(one.statefile)
     assert (one.watts, one.own) == ([700.0, 700.0], [])
+
+
+@pytest.mark.parametrize("has_statefile", [True, False])
+async def test_the_cap_of_a_deployment_that_was_killed_ends_with_the_next_serve_of_another(
+    tmp_path: Path, node: Path, has_statefile: bool
+) -> None:
+    one, other = CappedBox(tmp_path / "one.json", "400W"), CappedBox(tmp_path / "other.json", "300W")
+    await one.capping.look()
+    await other.capping.look()
+    other.killed()
+    if not has_statefile:
+        other.statefile.unlink()
+    set_back(tmp_path / "third.json")
+    assert (one.watts, one.own, other.own) == ([400.0, 400.0], [0, 1], [])
+    one.killed()
+    set_back(tmp_path / "third.json")
+    assert (one.watts, one.own) == ([700.0, 700.0], [])
+
+
+async def test_a_cap_whose_statefile_nobody_can_read_here_counts(tmp_path: Path, node: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    box = CappedBox(tmp_path / "elsewhere" / "ns.json", "300W")
+    await box.capping.look()
+    box.statefile.write_text("torn")
+    set_back(tmp_path / "third.json")
+    assert box.watts == [300.0, 300.0]
+    (tmp_path / "elsewhere").rename(tmp_path / "another container's")
+    set_back(tmp_path / "third.json")
+    assert box.watts == [300.0, 300.0]
 
 
 async def test_a_limit_that_somebody_has_lowered_stays_when_the_cap_ends(box: CappedBox) -> None:
