@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from dynaplan.util.documents import shown
 
 
-@dataclass(frozen=True, slots=True)
-class TracedRequest:
+class TracedRequest(NamedTuple):
     """One request of a trace: its arrival in seconds since the beginning of the trace, and its lengths.
 
     ``block_hashes`` are the chained hashes of the prompt's full KV blocks, if the trace has them: equal
@@ -73,7 +71,7 @@ class TracedRequest:
             if source >= len(self.block_hashes):
                 break
             hashes.append(self.block_hashes[source] * self.block_tokens + offset)
-        return replace(self, block_hashes=tuple(hashes), block_tokens=block_tokens)
+        return self._replace(block_hashes=tuple(hashes), block_tokens=block_tokens)
 
 
 def seconds(document: Mapping[str, Any], field: str) -> float:

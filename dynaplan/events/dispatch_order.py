@@ -36,6 +36,7 @@ More than a half is never given: in an overload that lasts, everyone would be la
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dynaplan.config.settings.frontend import DisaggregationSettings
 
@@ -59,8 +60,7 @@ OWED_SHARE = 1 / 2
 """The largest part of the turns that owed prompts get while others are in time."""
 
 
-@dataclass(frozen=True)
-class UsualTime:
+class UsualTime(NamedTuple):
     """A usual time, s: a smoothed mean, and a smoothed deviation."""
 
     mean_s: float = 0.0

@@ -18,7 +18,6 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -155,8 +154,7 @@ class TrafficRecording:
         Without the secret, a reader of the file could test whether a guessed prompt was among the requests.
         """
         secret, mask = self._secret, (1 << HASH_BITS) - 1
-        return replace(
-            request,
+        return request._replace(
             arrival_s=round(request.arrival_s + shift_s, 3) + 0.0,  # a negative zero becomes a zero
             block_hashes=tuple(hash((secret, each)) & mask for each in request.block_hashes),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import repeat, zip_longest
@@ -102,6 +102,14 @@ class Distribution:
                 middle = math.exp((bucket + 0.5) * _GROWTH) if bucket != _ZERO else 0.0
                 return min(middle, self._highest)
         return 0.0
+
+
+def merged(distributions: Iterable[Distribution]) -> Distribution:
+    """Return one distribution with the values of all."""
+    whole = Distribution()
+    for each in distributions:
+        whole.merge(each)
+    return whole
 
 
 @dataclass(frozen=True)
@@ -204,8 +212,6 @@ class Outcome:
     hashed_tokens: int = 0
     cached_tokens: int = 0
     by_worker: Counter[int] = field(default_factory=Counter)
-    ttft_ms: Distribution = field(default_factory=Distribution)
-    itl_ms: Distribution = field(default_factory=Distribution)
     queued_ms: Distribution = field(default_factory=Distribution)
     duration_s: Distribution = field(default_factory=Distribution)
     windows: Windows = field(default_factory=Windows)
@@ -228,7 +234,6 @@ class Outcome:
         self.output_tokens += output_tokens
         window = self.windows.of(arrival_s)
         window.answered += 1
-        self.ttft_ms.add(ttft_ms)
         window.ttft_ms.add(ttft_ms)
         self.duration_s.add(duration_s)
         if queued_s is not None:
@@ -236,7 +241,6 @@ class Outcome:
         is_ttft_met, is_itl_met = ttft_ms <= self.slo.ttft_ms, True
         if itl_s is not None:
             itl_ms = itl_s * 1000
-            self.itl_ms.add(itl_ms)
             window.itl_ms.add(itl_ms)
             is_itl_met = itl_ms <= self.slo.itl_ms
         self.ttft_met += is_ttft_met
@@ -249,6 +253,16 @@ class Outcome:
         """Count an answered prompt, and the part of it that came out of a cache."""
         self.hashed_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
+
+    @property
+    def ttft_ms(self) -> Distribution:
+        """The TTFTs of the requests of all windows."""
+        return merged(each.ttft_ms for each in self.windows)
+
+    @property
+    def itl_ms(self) -> Distribution:
+        """The mean ITLs of the requests of all windows."""
+        return merged(each.itl_ms for each in self.windows)
 
     @property
     def hit_rate(self) -> float | None:

@@ -40,7 +40,8 @@ class SimulatedPrefillQueue(Generic[Prompt]):
 
     A worker asks while it holds fewer than ``most_held`` prompts, computing or not. Prompts that are directed
     to one worker wait in a queue of its own (its lane); it holds at most ``most_held`` of these at once, and
-    they come before the others. With a ``rule`` the shared queue is dispatched by deadline.
+    they come before the others. With a ``rule`` the shared queue is dispatched by deadline. As the live queue
+    counts, ``depth`` is the number of prompts that wait, or are taken and not acknowledged.
     """
 
     def __init__(self, most_held: int, rule: DispatchRule | None = None) -> None:
@@ -54,21 +55,17 @@ class SimulatedPrefillQueue(Generic[Prompt]):
         self._taken: dict[str, Prompt] = {}
         self._lanes: dict[int, tuple[SimulatedWorker, deque[Prompt]]] = {}
         self._directed: Counter[int] = Counter()
-
-    @property
-    def depth(self) -> int:
-        """The number of prompts that wait, or are taken and not acknowledged: as the live queue counts."""
-        lanes = self._lanes
-        in_lanes = sum(len(prompts) for _, prompts in lanes.values()) if lanes else 0
-        return len(self._waiting) + len(self._late) + len(self._taken) + in_lanes
+        self.depth = 0
 
     def put(self, prompt: Prompt) -> None:
         """Add the prompt to the shared queue."""
         self._waiting.append(prompt)
+        self.depth += 1
 
     def direct(self, prompt: Prompt, worker: SimulatedWorker) -> None:
         """Add the prompt to the worker's own queue; when the worker leaves, it goes to the shared one."""
         self._lanes.setdefault(worker.number, (worker, deque()))[1].append(prompt)
+        self.depth += 1
 
     def ask(self, worker: SimulatedWorker) -> None:
         """Let the worker ask for the next prompt, if it has room for one and does not ask already."""
@@ -109,6 +106,7 @@ class SimulatedPrefillQueue(Generic[Prompt]):
             return
         lanes = (prompts for _, prompts in self._lanes.values())
         next(each for each in (self._waiting, self._late, *lanes) if prompt in each).remove(prompt)
+        self.depth -= 1
 
     def _out_of_queue(self, now_s: float) -> tuple[SimulatedWorker, Prompt] | None:
         asking, most = self._asking, self._most_held
@@ -149,6 +147,7 @@ class SimulatedPrefillQueue(Generic[Prompt]):
         worker = prompt.worker
         assert worker, "it was taken"
         del self._taken[prompt.key]
+        self.depth -= 1
         if prompt.is_directed:
             self._directed[worker.number] -= 1
         worker.book.in_flight -= 1

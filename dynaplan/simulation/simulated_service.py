@@ -32,7 +32,7 @@ from dynaplan.simulation.outcome import Outcome, Slo
 from dynaplan.simulation.pools import CacheChanges, Pools, SimulatedEngine, SimulatedWorker
 from dynaplan.simulation.prefill_queue import QueuedPrompt, SimulatedPrefillQueue
 from dynaplan.simulation.router import SimulatedRouter, SimulatedRouting
-from dynaplan.simulation.tally import MeteredTally, OutcomeTally, Tally
+from dynaplan.simulation.tally import OutcomeTally, Tally
 
 REFILL_S = 0.002
 """Seconds from the end of a prompt's prefill until the next prompt takes its place: a live worker publishes
@@ -172,7 +172,6 @@ class SimulatedService:
         """Return the traffic metrics of the frontends, which count from the first call on."""
         if self._meter is None:
             self._meter = TrafficMeter(self.settings.slo.ttft_ms, self.settings.slo.itl_ms)
-            self._tally = MeteredTally(self._tally, self._meter)
         return self._meter
 
     @property
@@ -242,7 +241,8 @@ class SimulatedService:
             self._tally.lost(traced)
             return
         self._waiting += 1
-        self._tally.arrived()
+        if self._meter:
+            self._meter.arrived()
         key = str(self._count)
         if traced.block_hashes:
             traced = traced.with_blocks_of(self._decode_settings.block_tokens)
@@ -343,14 +343,17 @@ class SimulatedService:
                 self._rest = self._rest.after(at_s - request.handed_over_s)
             assert request.entry is not None
             request.entry.finish_prefill()
-            self._tally.first_token(at_s - request.traced.arrival_s)
+            if self._meter:
+                self._meter.first_token(at_s - request.arrival_s)
 
     def _finished_at(self, key: str, at_s: float) -> None:
         request = self._requests.pop(key)
         assert request.entry and request.decode and request.computed
         request.entry.close()
-        worker, cached_tokens = request.decode.number, request.computed.cached_tokens
-        self._tally.answered(request.traced, worker, request.begun_s, request.first_s, at_s, cached_tokens)
+        traced, first_s, cached_tokens = request.traced, request.first_s, request.computed.cached_tokens
+        if self._meter:
+            self._meter.finished(traced, at_s - first_s, at_s - traced.arrival_s, cached_tokens)
+        self._tally.answered(traced, request.decode.number, request.begun_s, first_s, at_s, cached_tokens)
 
     # -- remote prefill --------------------------------------------------------------------------
 

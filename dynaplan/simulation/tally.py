@@ -5,20 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from dynaplan.contract.traced_requests import TracedRequest
-from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.outcome import Outcome
 
 
 class Tally(Protocol):
-    """Hears of each request when it comes, at its first token, and when it is answered or lost."""
-
-    def arrived(self) -> None:
-        """Count a request that is taken."""
-        ...
-
-    def first_token(self, ttft_s: float) -> None:
-        """Count a first token that the client gets that long after the request."""
-        ...
+    """Hears of each request when it is answered or lost."""
 
     def answered(
         self,
@@ -46,12 +37,6 @@ class OutcomeTally:
     def __init__(self, outcome: Outcome) -> None:
         self._outcome = outcome
 
-    def arrived(self) -> None:
-        """Do nothing: the end of the answer tells, or the loss."""
-
-    def first_token(self, ttft_s: float) -> None:
-        """Do nothing, likewise."""
-
     def answered(
         self,
         traced: TracedRequest,
@@ -75,22 +60,8 @@ class OutcomeTally:
         self._outcome.lost += 1
 
 
-class MeteredTally:
-    """Counts each request in another tally, and in the meter of what frontends would export."""
-
-    def __init__(self, tally: Tally, meter: TrafficMeter) -> None:
-        self._tally, self._meter = tally, meter
-        self.lost = tally.lost
-
-    def arrived(self) -> None:
-        """Count a request that is taken."""
-        self._tally.arrived()
-        self._meter.arrived()
-
-    def first_token(self, ttft_s: float) -> None:
-        """Count a first token."""
-        self._tally.first_token(ttft_s)
-        self._meter.first_token(ttft_s)
+class NoTally:
+    """The tally of a simulation of which only the meter is read."""
 
     def answered(
         self,
@@ -101,6 +72,7 @@ class MeteredTally:
         end_s: float,
         cached_tokens: int,
     ) -> None:
-        """Count an answered request in both."""
-        self._tally.answered(traced, worker, begun_s, first_s, end_s, cached_tokens)
-        self._meter.finished(traced, end_s - first_s, end_s - traced.arrival_s, cached_tokens)
+        pass
+
+    def lost(self, traced: TracedRequest) -> None:
+        pass

@@ -341,13 +341,12 @@ class EngineModel:
         False, and none taken, when they are not all free.
         """
         filling, size, blocks = self._filling, self._block_tokens, self.blocks
+        rounds, rest = divmod(steps, size)
         first = clock % size
-        end = first + steps
-        if end <= size:
-            count = sum(filling[first:end])
-        else:
-            rounds, end = divmod(end, size)
-            count = rounds * self._decoding + sum(filling[:end]) - sum(filling[:first])
+        end = first + rest
+        count = rounds * self._decoding + sum(filling[first:end])
+        if end > size:
+            count += sum(filling[: end - size])
         if count > blocks.free:
             return False
         if count:
@@ -488,7 +487,8 @@ class EngineModel:
     def _end_steps(self, steps: int, duration_ms: float) -> float:
         """Let all that decode emit a token in each of the steps; return their duration in seconds."""
         totals, finishing = self.totals, self._last_tokens
-        self.steps_done, self.first_token_requests, self.finished = steps, (), ()
+        self.steps_done = steps
+        self.first_token_requests = self.finished = ()
         if self._remote_joined:
             joined = [each for each in self._remote_joined if each.state is RequestState.DECODING]
             self.first_token_requests = tuple(joined)
@@ -554,7 +554,7 @@ class EngineModel:
     def _finish(self, request: EngineRequest) -> None:
         """Take a request that has emitted its last token off the engine; a held one keeps its blocks."""
         self.totals.finished_requests += 1
-        self.finished = (*self.finished, request)
+        self.finished += (request,)
         del self._running[request.request_id]
         if request.is_held:
             request.state = RequestState.HELD

@@ -154,8 +154,8 @@ class _Surface:
     """Interpolates ITL over (KV usage, mean context): linear in usage within a context, and between contexts.
 
     Outside of the measured points the nearest measured edge counts: below and above them lie cells in which
-    nothing changes. The strip between two contexts is cut at the points of both, so that one search finds the
-    cell of either.
+    nothing changes. The strip between two contexts is cut at the points of both, so that it is one bilinear
+    function in each of its cells.
     """
 
     __slots__ = ("_contexts", "_max_kv_tokens", "_strips")
@@ -167,49 +167,51 @@ class _Surface:
         self._contexts = sorted(set(contexts))
         points = sorted(zip(contexts, usages, itls, strict=True))
         rows = [_row([each[1:] for each in points if each[0] == context]) for context in self._contexts]
+        between = pairwise(zip(self._contexts, rows, strict=True))
         self._strips = [
-            _strip(0.0, 1.0, rows[0], rows[0]),
-            *(
-                _strip(low, high - low, below, above)
-                for (low, below), (high, above) in pairwise(zip(self._contexts, rows, strict=True))
-            ),
-            _strip(0.0, 1.0, rows[-1], rows[-1]),
+            _strip((0.0, rows[0]), (1.0, rows[0])),
+            *(_strip(below, above) for below, above in between),
+            _strip((0.0, rows[-1]), (1.0, rows[-1])),
         ]
 
     def __call__(self, decodes: int, kv_tokens: float) -> float:
         usage = kv_tokens / self._max_kv_tokens
         context = kv_tokens / decodes
-        low, width, places, cells = self._strips[bisect_right(self._contexts, context)]
-        (x, y, dx, dy), (x_above, y_above, dx_above, dy_above) = cells[bisect_right(places, usage)]
-        below_ms = y + (usage - x) / dx * dy
-        above_ms = y_above + (usage - x_above) / dx_above * dy_above
-        return below_ms + (context - low) / width * (above_ms - below_ms)
+        places, cells = self._strips[bisect_right(self._contexts, context)]
+        base, by_usage, by_context, by_both = cells[bisect_right(places, usage)]
+        return base + by_usage * usage + (by_context + by_both * usage) * context
 
 
-_Cell = tuple[float, float, float, float]
-"""The place and the value of a point, and the differences of the next one to it."""
+_Row = tuple[list[float], list[tuple[float, float]]]
+"""The places of the points of one context, ascending; the lines below each and above all, at 0 and slope."""
 
-_Row = tuple[list[float], list[_Cell]]
-"""The places of the points of one context, ascending, and the cell below each and above all."""
-
-_Strip = tuple[float, float, list[float], list[tuple[_Cell, _Cell]]]
-"""A context, the distance to the next one, the places of the points of both, and both cells in between."""
+_Strip = tuple[list[float], list[tuple[float, float, float, float]]]
+"""The places of the points of two contexts, and the cells below each and above all: the value at (0, 0), the
+slopes by usage and by context, and by their product."""
 
 
 def _row(points: Sequence[tuple[float, float]]) -> _Row:
-    (first, first_y), (last, last_y) = points[0], points[-1]
-    between = [(x0, y0, x1 - x0, y1 - y0) for (x0, y0), (x1, y1) in pairwise(points)]
-    return [x for x, _ in points], [(first, first_y, 1.0, 0.0), *between, (last, last_y, 1.0, 0.0)]
+    lines = [(points[0][1], 0.0)]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        slope = (y1 - y0) / (x1 - x0) if x1 > x0 else 0.0  # measured twice: the later one goes on
+        lines.append((y0 - slope * x0, slope))
+    return [x for x, _ in points], [*lines, (points[-1][1], 0.0)]
 
 
-def _strip(low: float, width: float, below: _Row, above: _Row) -> _Strip:
-    places = sorted({*below[0], *above[0]})
-    return low, width, places, [(_cell(below, x), _cell(above, x)) for x in (-math.inf, *places)]
+def _strip(below: tuple[float, _Row], above: tuple[float, _Row]) -> _Strip:
+    (low, row), (high, next_row) = below, above
+    places = sorted({*row[0], *next_row[0]})
+    cells = []
+    for place in (-math.inf, *places):
+        (base, slope), (base_above, slope_above) = _line(row, place), _line(next_row, place)
+        by_context, by_both = (base_above - base) / (high - low), (slope_above - slope) / (high - low)
+        cells.append((base - by_context * low, slope - by_both * low, by_context, by_both))
+    return places, cells
 
 
-def _cell(row: _Row, x: float) -> _Cell:
-    places, cells = row
-    return cells[bisect_right(places, x)]
+def _line(row: _Row, x: float) -> tuple[float, float]:
+    places, lines = row
+    return lines[bisect_right(places, x)]
 
 
 @dataclass(frozen=True)

@@ -353,7 +353,7 @@ def _end_of(trace: Trace, last_s: float) -> Trace:
     def requests() -> Iterator[TracedRequest]:
         for request in trace():
             if request.arrival_s >= begin_s():
-                yield replace(request, arrival_s=request.arrival_s - begin_s())
+                yield request._replace(arrival_s=request.arrival_s - begin_s())
 
     return requests
 

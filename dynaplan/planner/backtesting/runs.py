@@ -27,9 +27,9 @@ from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.contract.traffic import Traffic
 from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
-from dynaplan.simulation.meter import TrafficMeter
 from dynaplan.simulation.outcome import Slo
 from dynaplan.simulation.simulated_service import ServiceSettings, SimulatedService
+from dynaplan.simulation.tally import NoTally
 
 SAME_TIME = 1.03
 """The ratio within which times of two models are the same: another seed of the same load changes more."""
@@ -80,12 +80,6 @@ class MissCounts:
         first = bisect_left(self._begins_s, at_s)
         for counts in self._begins_s, self._late, self._long, self._missed:
             del counts[:first]
-
-    def arrived(self) -> None:
-        """Do nothing: how many came is known."""
-
-    def first_token(self, ttft_s: float) -> None:
-        """Do nothing: the end of the answer tells."""
 
     def lost(self, traced: TracedRequest) -> None:
         """Count a request that is never answered as one that misses the TTFT."""
@@ -157,27 +151,14 @@ class SplitRun(_Run):
         self.misses.forget_before(at_s)
 
 
-class _FrontendMeter(TrafficMeter):
-    """A tally of what frontends count."""
-
-    def answered(
-        self, traced: TracedRequest, worker: int, begun_s: float, first_s: float, end_s: float, cached: int
-    ) -> None:
-        """Count an answered request."""
-        self.finished(traced, end_s - first_s, end_s - traced.arrival_s, cached)
-
-    def lost(self, traced: TracedRequest) -> None:
-        """Do nothing: what is not answered has no times."""
-
-
 class ServedRun(_Run):
     """The run of the workers that served, as they came and went; ``counted`` is by each interval's begin."""
 
     def __init__(self, service: ServiceSettings, workers: PoolSizes, begin_s: float) -> None:
         self.gpus = service.gpus
         self.counted: dict[float, Traffic] = {}
-        self._meter = _FrontendMeter(service.slo.ttft_ms, service.slo.itl_ms)
-        super().__init__(SimulatedService(service, workers, self._meter), begin_s)
+        super().__init__(SimulatedService(service, workers, NoTally()), begin_s)
+        self._meter = self._service.start_meter()
 
     def serve(self, interval: DrawnInterval, serving: PoolSizes) -> None:
         """Let the requests of the next interval come, and time pass until its end.

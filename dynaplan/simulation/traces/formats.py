@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from dynaplan.contract.traced_requests import TracedRequest, seconds, tokens
@@ -77,11 +77,14 @@ def _read_azure(lines: Iterable[str]) -> NumberedRequests:
         yield rows.line_num, request
 
 
+EPOCH = datetime(1970, 1, 1)
+
+
 def _timestamp_s(text: str) -> float:
     """Return the seconds since 1970. A time without a zone is taken as UTC: only differences matter."""
     try:
         moment = datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        return moment.timestamp() if moment.tzinfo else (moment - EPOCH).total_seconds()
     except (ValueError, OverflowError):
         raise ValueError(f"TIMESTAMP is {shown(text)}, which is no date and time") from None
 

@@ -8,7 +8,6 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from heapq import heappop, heappush, merge
 from io import TextIOWrapper
 from itertools import chain
@@ -56,7 +55,7 @@ def _copy_requests(
             arrival_s = request.arrival_s + (SPREAD_S * next(draws) if user else 0.0)
             hashes = tuple(block * users + user for block in request.block_hashes)
             number += 1
-            copy = replace(request, arrival_s=arrival_s, block_hashes=hashes)
+            copy = request._replace(arrival_s=arrival_s, block_hashes=hashes)
             heappush(waiting, (arrival_s, number, copy))
     while waiting:
         yield heappop(waiting)[2]
@@ -104,9 +103,7 @@ def read_trace(path: Path) -> Iterator[TracedRequest]:
         began_s = request.arrival_s if began_s is None else began_s
         arrival_s = round(request.arrival_s - began_s, 6)
         if arrival_s != request.arrival_s:
-            prompt, output = request.prompt_tokens, request.output_tokens
-            blocks = request.block_hashes, request.block_tokens
-            request = TracedRequest(arrival_s, prompt, output, *blocks, request.model)
+            request = TracedRequest(arrival_s, *request[1:])
         yield request
 
 

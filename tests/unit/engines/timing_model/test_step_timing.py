@@ -70,6 +70,22 @@ def test_outside_of_what_was_measured_the_itl_is_that_of_the_edge() -> None:
     assert timing.decode_ms(70, 70 * 16_000.0) == pytest.approx(profile.z_itl[-1])
 
 
+def test_a_batch_that_was_measured_twice_does_not_break_the_surface() -> None:
+    profile = MeasuredProfile(
+        (100.0, 200.0),
+        (5.0, 9.0),
+        (1.0, 1.0),
+        (0.2, 0.2, 0.4),
+        (500.0,) * 3,
+        (7.0, 8.0, 10.0),
+        (1.0,) * 3,
+        1000,
+    )
+    decode_ms = profile.timing().decode_ms
+    assert decode_ms(1, 100.0) == pytest.approx(7.0)
+    assert decode_ms(1, 300.0) == pytest.approx(9.0)
+
+
 def test_a_longer_prompt_never_takes_less_than_a_prompt_measured_before_it() -> None:
     timing = load_profile("h200_sxm-Llama-3.1-8B-Instruct-FP8").timing()
     times = [timing.prefill_ms(isl) for isl in range(0, 30_000, 250)]
