@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -185,14 +185,19 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Sizing:
-    """The workers that a demand needs, their predicted times, and the steps of the trail.
+    """The workers that a demand needs, and the steps of the trail.
 
-    ``prediction`` is None with ``sizing: formula``, which predicts nothing.
+    ``predict`` computes the ``prediction`` of their times, which takes longer than the size: of several sizes
+    the chosen one's is read. It is None with ``sizing: formula``, which predicts nothing.
     """
 
     workers: PoolSizes
     steps: tuple[DecisionStep, ...] = field(default=())
-    prediction: Prediction | None = None
+    predict: Callable[[], Prediction | None] | None = field(default=None, compare=False)
+
+    @property
+    def prediction(self) -> Prediction | None:
+        return self.predict() if self.predict else None
 
 
 @dataclass(frozen=True)

@@ -129,9 +129,7 @@ class Observer:
         urls = [instance.url for instance in self._instances(component)]
         loads = await self._metrics.loads(urls) if urls else ()
         if self._learning:
-            for url, load in zip(urls, loads, strict=True):
-                if load:
-                    self._learning.read(role, url, load)
+            self._learning.read(role, dict(zip(urls, loads, strict=True)))
         self._loads_by_host |= {host_of(url): load for url, load in zip(urls, loads, strict=True) if load}
         return [load for load in loads if load and math.isfinite(load.kv_usage)]
 

@@ -49,7 +49,15 @@ class RoleLearning:
     kv_tokens: int = 0
     request_slots: int = 0
 
-    def read(self, url: str, load: WorkerLoad) -> None:
+    def read(self, loads: Mapping[str, WorkerLoad | None]) -> None:
+        """Learn from the counters of all workers that there are, and forget the others."""
+        for gone in self.spans.keys() - loads.keys():
+            del self.spans[gone]
+        for url, load in loads.items():
+            if load:
+                self._read_worker(url, load)
+
+    def _read_worker(self, url: str, load: WorkerLoad) -> None:
         """Learn step times from one worker's counters; begin anew when it is asleep or reports none."""
         if load.counters is None or load.is_asleep:
             self.spans.pop(url, None)
@@ -82,10 +90,10 @@ class StepLearning:
         self._saved_s = 0.0
         self._begin()
 
-    def read(self, role: Role, url: str, load: WorkerLoad) -> None:
-        """Learn from the counters in one worker's load."""
+    def read(self, role: Role, loads: Mapping[str, WorkerLoad | None]) -> None:
+        """Learn from the counters in the loads of a role's workers, by address; None: it does not answer."""
         if role in self._roles:
-            self._roles[role].read(url, load)
+            self._roles[role].read(loads)
 
     def known(self) -> LearntTimings:
         """Return what is known now; None for a role of which no measurement was usable yet."""

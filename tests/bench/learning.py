@@ -144,11 +144,11 @@ from dynaplan.engines.timing_model.learnt_timing import UNKNOWN_MACHINE, StepLea
 from dynaplan.graph.lifecycle import Role
 roles = {Role.DECODE: step_learning.RoleLearning(StepLearner(UNKNOWN_MACHINE))}
 learning = step_learning.StepLearning(roles, None, is_needed=True)
+def load(second, batch):
+    counters = EngineCounters(second, 50.0 * second, 50.0 * batch * second, kv_tokens=900.0 * batch)
+    return WorkerLoad(batch, 32, counters=counters)
 for second in range(600):
-    for worker in range(16):
-        batch = 1 + worker
-        counters = EngineCounters(second, 50.0 * second, 50.0 * batch * second, kv_tokens=900.0 * batch)
-        learning.read(Role.DECODE, str(worker), WorkerLoad(batch, 32, counters=counters))
+    learning.read(Role.DECODE, {str(batch): load(second, batch) for batch in range(1, 17)})
 print(mib() - before)
 """
 

@@ -11,6 +11,7 @@ from dynaplan.config.settings.planner import Forecast, PlannerSettings
 from dynaplan.contract.counts import Sample
 from dynaplan.contract.option_changes import OptionChange
 from dynaplan.contract.store_keys import DesiredCounts
+from dynaplan.engines.worker_load import WorkerLoad
 from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.backtest import backtest
 from dynaplan.planner.backtesting.runs import KeptRuns
@@ -25,6 +26,7 @@ from dynaplan.planner.rules.sla_policy import PerformanceModel
 from dynaplan.planner.sizing.demand_forecast import forecast_traffic
 from dynaplan.planner.step_learning import StepLearning
 from dynaplan.simulation.meter import TrafficMeter
+from dynaplan.simulation.pools import SimulatedWorker
 from dynaplan.simulation.simulated_service import SimulatedService
 
 
@@ -120,13 +122,15 @@ class PlannerPolicy:
         service, learning = self._service, self._learning
         sample = service.sample()
         for role in (Role.PREFILL, Role.DECODE) if learning else ():
-            for worker in service.pools.all(role):
-                load = worker.engine.model.load()
-                assert learning
-                assert load.counters
-                counters = replace(load.counters, at_s=service.now_s)
-                learning.read(role, str(worker.number), replace(load, counters=counters))
+            assert learning
+            learning.read(role, {str(each.number): self._load_of(each) for each in service.pools.all(role)})
         return sample
+
+    def _load_of(self, worker: SimulatedWorker) -> WorkerLoad:
+        """Return what the worker would answer now."""
+        load = worker.engine.model.load()
+        assert load.counters
+        return replace(load, counters=replace(load.counters, at_s=self._service.now_s))
 
     async def observe(self, load: AverageLoad, state: PlannerState) -> Observation:
         """Return the observation of the interval, with the forecast where targets are planned for."""

@@ -11,7 +11,8 @@ and the run goes on as far as the next ones allow. One that the window has left 
 where the window does; so does one that is overloaded, whose backlog would grow from window to window.
 
 All runs have the same model of the engines. One that gives about the same times (within ``SAME_TIME``) takes
-its place only in new runs of all; measured factors never stand quite still.
+its place only in new runs of all: what is measured or learnt never stands quite still. It moves most where
+nothing is seen, so compared are steps that the engines do, with lengths that come, as far as targets reach.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from statistics import fmean
 from typing import NamedTuple, Self
 
 from dynaplan.contract.counts import PoolSizes
 from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.contract.traffic import Traffic
-from dynaplan.engines.timing_model.step_timing import StepTiming
+from dynaplan.graph.lifecycle import Role
 from dynaplan.planner.backtesting.drawn_requests import DrawnInterval
 from dynaplan.simulation.outcome import Slo
 from dynaplan.simulation.simulated_service import ServiceSettings, SimulatedService
@@ -38,8 +40,8 @@ MAX_BACKLOG = 0.1
 """The largest part of a window's requests that a run may have to answer still when the next one begins."""
 
 COMPARED_DECODES = (1, 8, 64, 256)
-COMPARED_TOKENS = (128, 1024, 8192)
-"""Requests that decode, and tokens of a prompt or a context, for which the times of models are compared."""
+COMPARED_LENGTHS = (1, 4)
+"""Requests that decode, and prompts as multiples of the mean, for which the times of models are compared."""
 
 
 class Misses(NamedTuple):
@@ -192,8 +194,7 @@ class KeptRuns:
 
         Those simulate another model or other traffic, stopped before the window, or have too long a backlog.
         """
-        is_known = any(each.identity == self._newest for each in window)
-        if not is_known or self._service is None or not is_same(self._service, service):
+        if not self._go_on(service, window):
             self._service, self._splits, self._served = service, {}, None
         if not window:
             return
@@ -207,6 +208,13 @@ class KeptRuns:
         self._served = self._served if self._served and is_of_use(self._served) else None
         for run in self._splits.values():
             run.forget_before(begin_s)
+
+    def _go_on(self, service: ServiceSettings, window: Sequence[DrawnInterval]) -> bool:
+        """Tell whether the kept runs simulate that service, and the traffic of that window."""
+        if self._service is None or all(each.identity != self._newest for each in window):
+            return False
+        newest = next((each.requests for each in reversed(window) if each.count), ())
+        return is_same(self._service, service, newest)
 
     def of(self, workers: PoolSizes, begin_s: float) -> SplitRun:
         """Return the kept run of the split, or a new one that begins at ``begin_s``."""
@@ -241,21 +249,42 @@ class KeptRuns:
         return self._served
 
 
-def is_same(one: ServiceSettings, other: ServiceSettings) -> bool:
-    """Tell whether two services are alike, but for step times within ``SAME_TIME`` of each other."""
+def is_same(one: ServiceSettings, other: ServiceSettings, requests: Sequence[TracedRequest]) -> bool:
+    """Tell whether two services are alike, but for step times within ``SAME_TIME`` of each other.
+
+    Compared are the steps of requests that are as long as these in the mean. One that is over the target in
+    both is alike: it misses.
+    """
     if replace(one, engines={}) != replace(other, engines={}) or one.engines.keys() != other.engines.keys():
         return False
-    for role, (settings, timing) in one.engines.items():
-        other_settings, other_timing = other.engines[role]
-        if settings != other_settings or not all(map(_is_near, _times(timing), _times(other_timing))):
+    for role, (settings, _) in one.engines.items():
+        other_settings, _ = other.engines[role]
+        if settings != other_settings:
+            return False
+        times = zip(_times(one, role, requests), _times(other, role, requests), strict=True)
+        if not all(
+            min(ms, other_ms) > target_ms or _is_near(ms, other_ms)
+            for (ms, target_ms), (other_ms, _) in times
+        ):
             return False
     return True
 
 
-def _times(timing: StepTiming) -> Iterator[float]:
-    for tokens in COMPARED_TOKENS:
-        yield timing.step_ms(0, 0, [(0, tokens)], 1)
-        yield from (timing.decode_ms(decodes, decodes * tokens) for decodes in COMPARED_DECODES)
+def _times(
+    service: ServiceSettings, role: Role, requests: Sequence[TracedRequest]
+) -> Iterator[tuple[float, float]]:
+    """Yield the ms of steps that engines of that role do, each with the target that it is to keep."""
+    if not requests:
+        return
+    _, timing = service.engines[role]
+    prompt = fmean(each.prompt_tokens for each in requests)
+    if role is Role.PREFILL or Role.PREFILL not in service.engines:
+        for factor in COMPARED_LENGTHS:
+            yield timing.step_ms(0, 0, [(0, round(factor * prompt))], 1), service.slo.ttft_ms
+    if role is Role.DECODE:
+        context = prompt + fmean(each.output_tokens for each in requests) / 2
+        for decodes in COMPARED_DECODES:
+            yield timing.decode_ms(decodes, decodes * context), service.slo.itl_ms
 
 
 def _is_near(one: float, other: float) -> bool:

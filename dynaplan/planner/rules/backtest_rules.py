@@ -58,8 +58,8 @@ def apply_backtest(
     if answer.workers and not answer.change:
         note = DecisionStep("forecast", current, current, f"the forecast alone needs {sizing.workers}")
         steps = (*steps[: bool(answer.stood)], note)
-    prediction = sizing.prediction if after == sizing.workers else None
-    return Sizing(after, (*steps, DecisionStep("backtest", steps[-1].after, after, why)), prediction)
+    predict = sizing.predict if after == sizing.workers else None
+    return Sizing(after, (*steps, DecisionStep("backtest", steps[-1].after, after, why)), predict)
 
 
 def _choose(

@@ -260,7 +260,7 @@ def _block_scale_up_of_failing_roles(observation: Observation, sizing: Sizing, c
             targets = after
     if not steps:
         return sizing
-    return replace(sizing, workers=targets, steps=(*sizing.steps, *steps), prediction=None)
+    return replace(sizing, workers=targets, steps=(*sizing.steps, *steps), predict=None)
 
 
 NO_WORKERS = PoolSizes()

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 from dynaplan.config.settings.planner import SlaTargets
 from dynaplan.contract.counts import PoolSizes
@@ -68,7 +69,7 @@ def _size(state: SteadyState, targets: SlaTargets, limits: WorkerLimits, current
         limits, note = _largest_share_minimums(state, reachable, limits)
         steps.append(DecisionStep("scarcity", wanted, wanted, note))
     allowed, bounds = within_limits(wanted, limits, current)
-    return Sizing(allowed, (*steps, *bounds), _prediction(state, targets, allowed))
+    return Sizing(allowed, (*steps, *bounds), partial(_prediction, state, targets, allowed))
 
 
 def _workers(state: SteadyState, targets: SlaTargets) -> PoolSizes:

@@ -43,7 +43,7 @@ def learning(directory: Path | None, *, is_needed: bool = True) -> StepLearning:
 def taught(directory: Path | None, seconds: int = 60) -> StepLearning:
     learner = learning(directory)
     for second in range(seconds):
-        learner.read(Role.DECODE, "http://worker", load(second))
+        learner.read(Role.DECODE, {"http://worker": load(second)})
     return learner
 
 
@@ -59,10 +59,19 @@ def test_loads_teach_the_step_and_the_sizes_of_the_engine() -> None:
 def test_an_engine_that_sleeps_or_counts_nothing_teaches_nothing() -> None:
     learner = learning(None)
     for second in range(60):
-        learner.read(Role.DECODE, "http://worker", WorkerLoad(running_requests=1))
-        learner.read(Role.PREFILL, "http://other", load(second))
+        learner.read(Role.DECODE, {"http://worker": WorkerLoad(running_requests=1)})
+        learner.read(Role.PREFILL, {"http://other": load(second)})
     assert learner.known().decode is None
     assert "does not count its steps" in learner.known().lacking(is_disaggregated=False)
+
+
+def test_a_worker_that_does_not_answer_goes_on_and_one_that_is_gone_is_forgotten() -> None:
+    decode = RoleLearning(StepLearner(UNKNOWN_MACHINE))
+    for second in range(60):
+        gone = {f"http://gone-{second}": load(second)}
+        decode.read({"http://worker": load(second) if second % 2 else None, **gone})
+    assert decode.known.equations
+    assert set(decode.spans) == {"http://worker", "http://gone-59"}
 
 
 def test_the_next_planner_begins_with_what_the_last_one_knew(tmp_path: Path) -> None:

@@ -135,16 +135,44 @@ def test_a_window_of_other_evidence_is_simulated_anew() -> None:
     assert drawn(window) == len(window)
 
 
-def test_only_models_with_clearly_other_times_begin_anew() -> None:
-    given = SERVICES["disaggregated"][0]
+GIVEN = SERVICES["disaggregated"][0]
+REQUESTS = [TracedRequest(0.0, 100, 100)]
 
-    def slowed(factor: float) -> ServiceSettings:
-        timing = StepTiming(lambda tokens: factor * tokens, lambda decodes, kv_tokens: 10.0 * factor)
-        return replace(
-            given, engines={role: (settings, timing) for role, (settings, _) in given.engines.items()}
-        )
 
-    assert is_same(given, slowed(1.02))
-    assert not is_same(given, slowed(1.05))
-    assert not is_same(given, replace(given, gpus=3))
-    assert not is_same(given, SERVICES["aggregated"][0])
+def timed(prefill_factor: float, decode_factor: float, slow_factor: float = 1.0) -> ServiceSettings:
+    """The disaggregated service; of steps of 100 requests and more the time is ``slow_factor`` times that."""
+
+    def prefill_ms(tokens: int) -> float:
+        return prefill_factor * tokens
+
+    def decode_ms(decodes: int, kv_tokens: float) -> float:
+        return decode_factor * (10.0 if decodes < 100 else 90.0 * slow_factor)
+
+    timing = StepTiming(prefill_ms, decode_ms)
+    return replace(GIVEN, engines={role: (settings, timing) for role, (settings, _) in GIVEN.engines.items()})
+
+
+@pytest.mark.parametrize(
+    ("other", "is_alike"),
+    [
+        (timed(1.02, 1.02), True),
+        (timed(1.05, 1.0), False),
+        (timed(1.0, 1.05), False),
+        (timed(1.0, 1.0, slow_factor=1.5), True),  # both over the ITL
+        (timed(1.0, 1.0, slow_factor=0.4), False),
+        (replace(timed(1.0, 1.0), gpus=3), False),
+        (SERVICES["aggregated"][0], False),
+    ],
+)
+def test_only_models_with_clearly_other_times_of_what_is_served_begin_anew(
+    other: ServiceSettings, is_alike: bool
+) -> None:
+    assert is_same(timed(1.0, 1.0), other, REQUESTS) is is_alike
+
+
+def test_how_fast_prefill_workers_would_decode_does_not_matter() -> None:
+    given = timed(1.0, 1.0)
+    settings, slower = timed(1.0, 2.0).engines[Role.PREFILL]
+    assert is_same(
+        given, replace(given, engines={**given.engines, Role.PREFILL: (settings, slower)}), REQUESTS
+    )
