@@ -1,4 +1,4 @@
-"""The fleet plugin as ``serve`` has circus load it: its event hook gets a planner's decisions, too."""
+"""The fleet plugin as its process loads it: its event hook gets a planner's decisions, too."""
 
 from __future__ import annotations
 

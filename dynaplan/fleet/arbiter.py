@@ -33,7 +33,6 @@ from circus.watcher import Watcher
 from tornado.ioloop import IOLoop
 
 from dynaplan.fleet.circus_client import EXIT_CODES_COMMAND, OURSELVES, REPLACE_EVENT, SENDER
-from dynaplan.fleet.plugin import PROGRAM
 from dynaplan.fleet.reattach.processes import RetryingWatcher, SupervisedFleet
 from dynaplan.fleet.watchers import WatcherSpec, service_of
 from dynaplan.util.documents import object_field, parse_object, text_field
@@ -99,8 +98,9 @@ class ServeArbiter(Arbiter):
     """An arbiter on the running event loop; ``on_quit`` is awaited in place of circus' own stop.
 
     Workers of the services called ``listeners`` get the ``public_socket`` as their standard input. With
-    ``supervised_fleet`` a supervisor starts all processes. ``servers`` are the names of the first watchers
-    but those of workers: the embedded servers, and the fleet plugin.
+    ``supervised_fleet`` a supervisor starts all processes, and ends that of ``plugin`` together with this
+    one. ``servers`` are the names of the first watchers but those of workers: the embedded servers, and the
+    fleet plugin.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ServeArbiter(Arbiter):
         specs: Sequence[WatcherSpec],
         endpoint: str,
         events: str,
-        plugin: dict[str, Any],
+        plugin: WatcherSpec,
         log_file: str,
         on_quit: Callable[[], Awaitable[None]],
         public_socket: socket.socket | None = None,
@@ -118,9 +118,11 @@ class ServeArbiter(Arbiter):
         self._public_socket = public_socket
         self._listeners = listeners
         self._supervised_fleet = supervised_fleet
-        watchers = [RetryingWatcher(spec.name, spec.cmd, args=spec.args, **spec.options) for spec in specs]
+        watchers = [
+            RetryingWatcher(spec.name, spec.cmd, args=spec.args, **spec.options) for spec in (*specs, plugin)
+        ]
         for watcher in watchers:
-            self._prepare(watcher)
+            self._prepare(watcher, ends_with_serve=watcher.name == plugin.name)
         self._on_quit = on_quit
         self._reap_timer: asyncio.TimerHandle | None = None
         self._reaped_s = 0.0
@@ -130,12 +132,10 @@ class ServeArbiter(Arbiter):
             events,
             check_delay=CHECK_DELAY_S,
             loop=IOLoop.current(),
-            plugins=[plugin],
             proc_name="dynaplan",
             loglevel="warning",
             logoutput=shlex.quote(log_file),
         )
-        self._prepare_plugin(self.watchers[-1])
         self.servers = frozenset(each.name for each in self.watchers if not _is_worker(each))
 
     @property
@@ -149,19 +149,10 @@ class ServeArbiter(Arbiter):
         self._prepare(watcher)
         return watcher
 
-    def _prepare(self, watcher: Any) -> None:
+    def _prepare(self, watcher: Any, *, ends_with_serve: bool = False) -> None:
         if self._supervised_fleet:
-            self._supervised_fleet.use_supervisor(watcher)
+            self._supervised_fleet.use_supervisor(watcher, ends_with_serve=ends_with_serve)
         self._let_listen(watcher)
-
-    def _prepare_plugin(self, watcher: Any) -> None:
-        """Have the fleet plugin started last, as no request waits for it, and in a way that can be forked."""
-        watcher.cmd = shlex.join([*PROGRAM, *shlex.split(watcher.cmd)[3:]])  # circus has ``python -c CODE``
-        watcher.env = dict(os.environ)  # without circus' PYTHONPATH
-        watcher.priority = -1
-        watcher.__class__ = RetryingWatcher
-        if self._supervised_fleet:
-            self._supervised_fleet.use_supervisor(watcher, ends_with_serve=True)
 
     def _let_listen(self, watcher: Any) -> None:
         """Have the watcher's process find the public socket at descriptor 0, if its service listens.

@@ -110,6 +110,11 @@ class Launch:
         return self.graph.namespace
 
     @property
+    def circus_log(self) -> Path:
+        """The log of ``serve``, circus and libraries."""
+        return self.log_dir / "circus.log"
+
+    @property
     def plugin_name(self) -> str:
         return f"{self.namespace}_fleet"
 

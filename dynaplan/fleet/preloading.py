@@ -26,11 +26,11 @@ FIRST = (
 before."""
 
 WITH = {
-    "NATS_SERVER": ("nats",),
+    "NATS_SERVER": ("dynaplan.store.nats_client",),
     "DYN_FILE_KV": ("dynaplan.store.file_store",),
 }
-"""The modules that processes import for which such a variable is not empty. NATS' client is a third of all
-that is imported, and most deployments have none."""
+"""The modules that processes import for which such a variable is not empty. NATS' client is much of what is
+imported, and most deployments have none."""
 
 THEN = (
     "dynaplan.fleet.deployment_metrics",

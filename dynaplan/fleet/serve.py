@@ -42,7 +42,7 @@ from dynaplan.fleet.watchdog import (
     server_watches,
     watching,
 )
-from dynaplan.fleet.watchers import embedded_watcher, listening_services, worker_watcher
+from dynaplan.fleet.watchers import embedded_watcher, listening_services, plugin_watcher, worker_watcher
 from dynaplan.graph.lifecycle import EXIT_CANNOT_START, Role
 from dynaplan.graph.model import GraphSpec
 from dynaplan.process import process_table
@@ -171,18 +171,12 @@ class Serving:
             *(embedded_watcher(launch, server) for server in prepared.servers),
             *(worker_watcher(launch, worker) for worker in prepared.workers),
         ]
-        plugin = {
-            "use": "dynaplan.fleet_plugin.FleetPlugin",
-            "name": launch.plugin_name,
-            "close_child_stdout": False,
-            "close_child_stderr": False,
-        }
         return ServeArbiter(
             specs,
             launch.circus_endpoint,
             launch.circus_events,
-            plugin,
-            str(launch.log_dir / "circus.log"),
+            plugin_watcher(launch),
+            str(launch.circus_log),
             self._on_quit,
             prepared.public_socket,
             listening_services(launch.graph),

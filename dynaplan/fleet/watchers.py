@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynaplan.config.service_config import CONFIG_VARIABLE
-from dynaplan.fleet import WORKER_PROGRAM
+from dynaplan.fleet import PLUGIN_PROGRAM, WORKER_PROGRAM
 from dynaplan.fleet.launch import Launch
 from dynaplan.fleet.rules.allocation import worker_environment
 from dynaplan.fleet.servers import ServerSpec
@@ -89,6 +89,21 @@ def embedded_watcher(launch: Launch, server: ServerSpec) -> WatcherSpec:
     command = guard_command(server.cmd, launch.arbiter.pid, log=log_file, without=server.without)
     options = {**_common(1.0), "respawn": True, "working_dir": str(server.working_dir), "env": ONE_THREAD}
     return WatcherSpec(name, shlex.quote(command[0]), command[1:], options)
+
+
+PLUGIN_CLASS = "dynaplan.fleet_plugin.FleetPlugin"
+"""By its name, as the flat below ``planner`` may not import it."""
+
+
+def plugin_watcher(launch: Launch) -> WatcherSpec:
+    """The watcher of the fleet plugin, started last, as no request waits for it.
+
+    It is not one of circus' own plugins: circus would import it in the process of ``serve``.
+    """
+    args = [*PLUGIN_PROGRAM[1:], "--endpoint", launch.circus_endpoint, "--pubsub", launch.circus_events]
+    args += ["--log-level", "warning", "--log-output", str(launch.circus_log), PLUGIN_CLASS]
+    options = {**_common(launch.drain_timeout_s), "respawn": True, "priority": -1}
+    return WatcherSpec(launch.plugin_name, shlex.quote(PLUGIN_PROGRAM[0]), args, options)
 
 
 def _common(graceful_timeout_s: float) -> dict[str, Any]:

@@ -85,8 +85,7 @@ class NatsConnection:
 
     async def connect(self) -> None:
         """Connect, and subscribe to everything subscribed to before."""
-        from nats import errors
-        from nats.aio.client import Client
+        from dynaplan.store.nats_client import Client, errors  # before any other import of nats-py
 
         client = Client()
 

@@ -90,7 +90,7 @@ class NatsStore:
     def from_environment(cls, environ: Mapping[str, str]) -> NatsStore:
         """The store at ``NATS_SERVER``, with the credentials of ``NatsConnection.from_environment``."""
         # Else it would be imported within the time of the first call.
-        import_module("nats.aio.client")
+        import_module("dynaplan.store.nats_client")
         return cls(JetStreamBucket(connect_options(environ)))
 
     async def get(self, key: str) -> KeyValue | None:

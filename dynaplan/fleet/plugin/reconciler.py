@@ -337,7 +337,7 @@ class Reconciler:
         if pid:
             self._record_one(replace(worker, pid=pid, started_at=self._ports.processes.identify(pid) or 0))
         else:
-            log_file = self._launch.log_dir / "circus.log"
+            log_file = self._launch.circus_log
             self._terminal.report(f"{worker.name} could not be started; see {log_file}")
             self._record_one(after_exit(worker, None, self._clock.now_s()))
 

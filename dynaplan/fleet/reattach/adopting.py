@@ -126,7 +126,7 @@ def adopt_deployment(link: SupervisorLink, stack: ExitStack) -> tuple[Preparatio
     os.environ.update({name: text for name, text in handover.environment.items() if name not in MODULES_PATH})
     os.environ.update(own_path)
     os.chdir(launch.graph.working_dir)
-    log_to(launch.log_dir / "circus.log")
+    log_to(launch.circus_log)
     public_socket = _public_socket(held, stack)
     _take_over(handover, stack)
     names = {each.name for each in workers} | {f"{launch.namespace}_{each.name}" for each in handover.servers}
