@@ -38,7 +38,7 @@ async def test_vllms_metrics_teach_its_step_and_workers_are_counted_by_it(
     for streams in (1, 2, 4, 8):
         answers = await answers_of(deployment, streams, draw, LENGTHS)
         await eventually(lambda: bool(learnt(deployment)), 20)
-        errors += itl_errors(learnt(deployment), answers, streams)
+        errors += itl_errors(learnt(deployment), answers)
     known = learnt(deployment)
     assert known
     assert known.largest_batch > 4
