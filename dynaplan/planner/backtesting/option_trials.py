@@ -8,7 +8,10 @@ simulates its window, now and then, with each option halved and doubled (``FACTO
 samples of that size (``record.py``). The requests are the same ones, so this errs towards leaving it alone.
 
 **Where it is wrong.** The model knows of an option how many tokens and requests it lets into a step. What it
-costs besides, such as the memory of a longer batch, shows when a worker starts with it.
+costs besides, such as the memory of a longer batch, shows when a worker starts with it. Who sent what is not
+recorded, so clients that wait for an answer before they ask again are drawn as if they did not: they come in
+bunches that they cannot make, and the present value is foretold to miss more than it did. That is why a
+change is made only where the record, too, has kept less (``rules/option_adjustment.py``).
 """
 
 from __future__ import annotations
