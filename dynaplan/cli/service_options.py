@@ -125,6 +125,9 @@ def models_overrides(models: Sequence[str]) -> list[str]:
     return options
 
 
+SETTINGS_SUFFIXES = (".yaml", ".yml", ".json", ".ini")
+
+
 def is_models_file(text: str) -> bool:
     """Return whether this is a file of settings, or a directory of models, in the place of a graph."""
     path = Path(os.path.expanduser(text))
@@ -132,7 +135,7 @@ def is_models_file(text: str) -> bool:
         # What else lies beside GGUF files, a config.json or a script, does not make them another thing.
         is_other = (path / "__init__.py").is_file() or any(path.glob("*.safetensors"))
         return not is_other and any(path.rglob("*.gguf"))
-    if not text.lower().endswith((".yaml", ".yml", ".json", ".ini")):
+    if not text.lower().endswith(SETTINGS_SUFFIXES):
         return False
     from dynaplan.cli.graph_files import shipped_file
 
@@ -170,7 +173,7 @@ HUB_ADDRESS = re.compile(r"(?:(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)
 
 
 def refuse_what_is_no_graph(text: str) -> None:
-    """Raise ConfigError for a model's address, and for a directory that holds neither model nor graph."""
+    """Raise ConfigError for a model's address, a directory without either, and a file that is not there."""
     if found := HUB_ADDRESS.fullmatch(text):
         raise ConfigError(
             f"{text} is an address: dynaplan downloads no model from there",
@@ -182,6 +185,12 @@ def refuse_what_is_no_graph(text: str) -> None:
             f"{text} is a directory without a model or a graph",
             hint="A model's directory has a config.json (vLLM, SGLang, TensorRT-LLM); llama.cpp takes "
             "the path of a .gguf file. `dynaplan pull` lists small models to begin with.",
+        )
+    if text.lower().endswith(SETTINGS_SUFFIXES):
+        files = [each.name for each in Path.cwd().iterdir() if each.name.endswith(SETTINGS_SUFFIXES)]
+        raise ConfigError(
+            f"{text}: no such file in {Path.cwd()}",
+            hint=nearest(text, files) or "`dynaplan init` writes one of the models that are on this machine.",
         )
 
 

@@ -203,11 +203,11 @@ def hold_port(
     """
     try:
         return bind(host, port)
-    except socket.gaierror as error:
-        raise ConfigError(
-            f"--host {host}: {error.strerror}", hint="Expected an address of this machine."
-        ) from error
     except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                f"--host {host}: {error.strerror}", hint="Expected an address of this machine."
+            ) from error
         holder = holder_of(port) if error.errno == errno.EADDRINUSE else ""
         fault = f"port {port} of {host} is taken by {holder}" if holder else ""
         raise ConfigError(

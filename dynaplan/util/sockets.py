@@ -27,15 +27,18 @@ _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Bind a TCP socket, in non-blocking mode.
 
-    ``port`` 0 takes a free one; ``is_shared`` lets several processes listen. Raises
-    OSError when the port is taken, and its kind ``socket.gaierror`` for an unknown host.
+    ``port`` 0 takes a free one; ``is_shared`` lets several processes listen. A name is bound at its IPv4
+    address, if it has one. Raises OSError when the port is taken, and its kind ``socket.gaierror`` for an
+    unknown host.
     """
-    bound = _tcp_socket(host)
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind((host, port))
+        bound.bind(address)
         bound.setblocking(False)
     except OSError:
         bound.close()
@@ -136,7 +139,3 @@ def free_port() -> int:
         if is_free(port):
             return port
     raise OSError(errno.EADDRINUSE, "no free loopback port found")
-
-
-def _tcp_socket(host: str) -> socket.socket:
-    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)

@@ -56,6 +56,18 @@ def test_a_path_below_the_home_of_nobody_is_one_that_is_not_there() -> None:
     refuse_what_is_no_graph(text)
 
 
+def test_a_file_of_settings_that_is_not_there_is_no_module(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(group, ["serve", "models.yaml"])
+    assert f"models.yaml: no such file in {tmp_path}" in str(result.exception)
+    assert "dynaplan init" in str(result.exception)
+    (tmp_path / "mine-models.yaml").touch()
+    result = CliRunner().invoke(group, ["serve", "models.yaml"])
+    assert "Did you mean 'mine-models.yaml'?" in str(result.exception)
+
+
 def test_the_file_that_is_named_serves_a_model_too(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(group, ["serve", "smollm2", "-f", "llamacp.yaml"])
     assert "did you mean 'llamacpp.yaml'?" in str(result.exception).lower()

@@ -121,6 +121,12 @@ def test_a_deployment_began_with_its_arbiter(state: Path) -> None:
     assert 0 <= time.time() - find_deployment("mine").began_s < 3600
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_a_host_that_is_not_this_machine_is_told_from_a_port_that_is_taken(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--host {host}: .*\n  Expected an address of this machine"):
+        hold_port(host, 0, port_holder)
+
+
 def test_the_holder_of_a_port_is_named_before_it_listens(state: Path) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

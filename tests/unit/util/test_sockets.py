@@ -47,6 +47,17 @@ def test_an_unknown_host_is_told_from_a_taken_port() -> None:
         bound_socket("no-such-host.invalid", 0)
 
 
+def test_a_name_is_bound_at_its_ipv4_address_and_one_that_has_none_at_its_ipv6_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    four = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+    six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
+    for known, expected in (([six, four], "127.0.0.1"), ([six], "::1")):
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, known=known, **__: known)
+        with bound_socket("mine", 0) as bound:
+            assert bound.getsockname()[0] == expected
+
+
 def test_a_free_port_lies_in_the_range_from_which_the_kernel_takes_none() -> None:
     lowest, highest = quiet_ports()
     port = free_port()
