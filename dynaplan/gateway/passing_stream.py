@@ -2,13 +2,15 @@
 
 ``pass_on`` is called for every token of every stream, from the connection by which it came, and wakes no
 task. It has in one function what would be one for each purpose elsewhere: a call costs more than most of
-them. What it declines is handled by the stream's task: failures, a client that reads slowly, spliced events.
+them. Up to the first token it holds all back. What it leaves is handled by the stream's task: failures, a
+client that reads slowly, spliced events.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from dynaplan.gateway.engine_answers import NO_FRAME, count_tokens, find_frame, may_report_failure
 from dynaplan.gateway.metrics import RequestRecord
@@ -22,53 +24,100 @@ LAST_READS = 8
 The last event, the usage and ``[DONE]`` may each arrive in a read of its own, with empty lines between them.
 """
 
+MAX_BEGINNING_BYTES = 64 * 1024
+"""Bytes of a stream that are held back at most while no token is found in them."""
+
 _QUOTE = ord('"')  # as a number: to look for a text of one byte takes thrice as long
 
 
-class PassingStream:
-    """The events of one stream as they pass.
+class Attempt(Protocol):
+    """The attempt whose stream passes."""
 
-    ``write_now`` sends them, or returns False. ``partial`` keeps them, ``record`` and ``booking`` are told of
-    their tokens.
+    def begin_answer(self) -> bool:
+        """Begin the answer at its first token; False when the attempt has been given up."""
+        ...
+
+    def is_movable(self) -> bool:
+        """Tell whether another worker can go on with the answer."""
+        ...
+
+
+class PassingStream:
+    """The events of one attempt's stream as they pass; what is ``held`` back has no token yet.
+
+    ``write_now`` sends them, or returns False. ``record`` and ``booking`` are told of their tokens, and
+    ``partial`` keeps them. Nothing passes of a stream that ``is_spliced`` into an earlier one: its events are
+    changed.
     """
 
     def __init__(
         self,
         endpoint: ApiPath,
         write_now: Callable[[bytes], bool],
-        partial: PartialAnswer | None,
         record: RequestRecord,
         booking: BookEntry,
+        attempt: Attempt,
+        *,
+        is_spliced: bool = False,
     ) -> None:
         self._endpoint = endpoint
         self._write_now = write_now
-        self._partial = partial
         self._record = record
         self._booking = booking
+        self._attempt: Attempt | None = attempt
+        self._is_spliced = is_spliced
         self._last = deque[bytes](maxlen=LAST_READS)
         self._frame = NO_FRAME
+        self.partial: PartialAnswer | None = None
+        self.has_begun = False
+        self.held = b""
 
-    def pass_on(self, events: bytes) -> bool:
-        """Pass whole events on; False, and nothing is done, when the stream's task has to handle them."""
-        frame, tokens = self._frame, 1
+    def pass_on(self, lines: bytes) -> bytes:
+        """Pass whole events on; return those that the stream's task has to handle."""
+        events, frame, tokens = lines, self._frame, 1
         if (
             events[frame.begin] != frame.head
             or events[frame.end] != frame.tail
             or _QUOTE in events[frame.text]
         ):
-            if may_report_failure(events):
-                return False
+            if self._is_spliced or may_report_failure(events):
+                return events
             tokens = self._look_through(events)
+            if not (self.has_begun or (events := self.release(events, tokens))):
+                return b""
         if not self._write_now(events):
-            return False
-        if partial := self._partial:
+            return events
+        if partial := self.partial:
             partial.unread += events
             if len(partial.unread) > partial.room_bytes:
                 partial.grow_or_read()
         self._last.append(events)
         if self._record.observe(tokens) >= self._booking.grows_at_tokens:
             self._booking.record_decoded(self._record.output_tokens)
-        return True
+        return b""
+
+    def release(self, events: bytes, tokens: int) -> bytes:
+        """Return what may be sent now of events with so many tokens: nothing before the first one."""
+        if self.has_begun:
+            return events
+        self.held += events
+        return self.begin() if tokens or len(self.held) > MAX_BEGINNING_BYTES else b""
+
+    def begin(self) -> bytes:
+        """Begin the answer; return what was held back of it."""
+        if self._attempt is None or not self._attempt.begin_answer():
+            return b""
+        self.has_begun = True
+        events, self.held = self.held, b""
+        return events
+
+    def is_movable(self) -> bool:
+        """Tell whether another worker can go on with the stream, should this one stand still."""
+        return self.has_begun and self._attempt is not None and self._attempt.is_movable()
+
+    def end(self) -> None:
+        """Let go of the attempt, which leads back here: work for the garbage collector."""
+        self._attempt = None
 
     def record_sent(self, events: bytes, tokens: int) -> None:
         """Record events with so many tokens that the client was sent by the stream's task."""

@@ -73,13 +73,17 @@ class Reports:
         model: str,
         holder: KeyHolder | None = None,
     ) -> None:
-        """Report a request that was answered with an error before it was accepted."""
+        """Report a request that was answered with an error, or whose client left, before it was accepted."""
         self.metrics.count_refusal(endpoint.name, error_type, model)
+        if error_type == CANCELLED:
+            self.metrics.count_disconnect()
         if holder:
             holder.usage.add(holder.name, model, REFUSED)
         if self.logs_requests:
             fields = {"request_id": client.request_id, "outcome": error_type, "endpoint": endpoint.name}
-            access_log.info("request %s: %s, refused", client.request_id, error_type, extra={FIELDS: fields})
+            access_log.info(
+                "request %s: %s, not accepted", client.request_id, error_type, extra={FIELDS: fields}
+            )
 
 
 class RequestReport:

@@ -17,6 +17,7 @@ from dynaplan.gateway.metrics import CONTENT_TYPE
 from dynaplan.gateway.model_routes import ModelRoutes, get_has_side_effects
 from dynaplan.gateway.openai_api import API_PATHS, UNKNOWN_URL, ApiError, ApiPath, not_implemented
 from dynaplan.gateway.passthrough import find_unserved
+from dynaplan.gateway.reports import CANCELLED
 from dynaplan.gateway.request_path import RequestPath
 from dynaplan.http.browser_policy import BrowserRefusal, is_preflight, preflight_headers
 from dynaplan.http.messages import Headers, Request, Response
@@ -171,10 +172,14 @@ class FrontendRoutes:
         return self._path.answer(Client(request), endpoint)
 
     async def _answer_later(self, request: Request, endpoint: ApiPath) -> None:
-        turn = asyncio.get_running_loop().create_future()
+        client, turn = Client(request), asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
-        await turn
-        await self._path.answer(Client(request), endpoint)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self._path.reports.refuse(client, endpoint, CANCELLED, "unknown")
+            raise
+        await self._path.answer(client, endpoint)
 
     def _begin_turn(self) -> None:
         """Let the requests begin that wait for it, as many as may, in their order."""

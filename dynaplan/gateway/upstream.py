@@ -9,13 +9,14 @@ elsewhere too, but the deaths are counted, in case that it is the request that k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from dynaplan.gateway.openai_api import JSON_TYPE, ApiError, out_of_descriptors
 from dynaplan.http.connections import (
     ConnectionPool,
     Origin,
     ServerConnection,
+    Sink,
     Stalled,
     Target,
     target_of,
@@ -68,11 +69,13 @@ class Upstream:
         trace: Mapping[str, str] = NO_TRACE,
         content_type: str = JSON_TYPE,
         refusals: Collection[int] = REFUSALS,
+        sink: Sink | None = None,
     ) -> EngineAnswer:
         """Post the request; return the answer as soon as its status is there. The caller closes it.
 
-        ``trace`` are the headers of the client's trace, ``refusals`` the statuses that say that the worker
-        has not begun.
+        Of a stream all goes to ``sink``, if there is one, as it comes; then the answer is returned when
+        something is left to be read. ``trace`` are the headers of the client's trace, ``refusals`` the
+        statuses that say that the worker has not begun.
 
         Raises WorkerRefused, or WorkerDied when the worker may have begun with the request. When a reused
         connection fails without a byte of an answer, the worker had most likely closed it as idle at that
@@ -81,19 +84,19 @@ class Upstream:
         target = target_of(url)
         head = self._head(target, len(body), request_id, content_type, trace, is_kept=is_kept)
         kept = self._pool.pop_idle(target.origin) if is_kept else None
-        if kept is None:
+        if kept is not None:
+            try:
+                return await self._exchange(kept, target, head, body, refusals, sink)
+            except WorkerDied:
+                pass
+        try:
             connection = await self._connect(target)
-            return await self._exchange(connection, target, head, body, refusals, is_kept=is_kept)
-        try:
-            return await self._exchange(kept, target, head, body, refusals)
-        except WorkerDied:
-            pass
-        try:
-            return await self._exchange(await self._connect(target), target, head, body, refusals)
+            return await self._exchange(connection, target, head, body, refusals, sink, is_kept=is_kept)
         except WorkerRefused as error:
-            raise WorkerDied(
-                str(error), is_connection_lost=True
-            ) from None  # the first attempt may have reached it before it died
+            if kept is None:
+                raise
+            # The first attempt may have reached it before it died.
+            raise WorkerDied(str(error), is_connection_lost=True) from None
 
     async def forward(
         self, method: str, url: str, headers: Iterable[tuple[str, str]], body: bytes, request_id: str
@@ -106,7 +109,7 @@ class Upstream:
         more = "".join([f"{name}: {value}\r\n" for name, value in headers])
         own = f"X-Request-Id: {request_id}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n{more}\r\n"
         head = target.line + self._authorization + own.encode("utf-8", "surrogateescape")
-        return await self._exchange(await self._connect(target), target, head, body, (), is_kept=False)
+        return await self._exchange(await self._connect(target), target, head, body, (), None, is_kept=False)
 
     async def is_answering(self, url: str, timeout_s: float) -> bool:
         """Return whether the server at ``url`` answers ``/health`` in time, with whatever status."""
@@ -163,12 +166,17 @@ class Upstream:
         head: bytes,
         body: bytes,
         refusals: Collection[int],
+        sink: Sink | None,
         *,
         is_kept: bool = True,
     ) -> EngineAnswer:
         answer = EngineAnswer(connection, self._pool, target, is_kept=is_kept)
         try:
             await connection.send(head, body)
+            if sink:
+                await connection.forward(sink)
+            if not connection.has_head:
+                await connection.wait_for_head()
             answer.status, answer.headers = connection.status, connection.headers
             if answer.status in refusals:
                 raise WorkerRefused(f"status {answer.status}")
@@ -187,7 +195,7 @@ class EngineAnswer:
     def __init__(
         self, connection: ServerConnection, pool: ConnectionPool, target: Target, *, is_kept: bool = True
     ) -> None:
-        self.connection = connection  # not behind a method: each stream would make one more call
+        self.connection = connection
         self._pool = pool
         self._target = target
         self._is_kept = is_kept
@@ -213,14 +221,14 @@ class EngineAnswer:
             self._whole = b"".join(pieces)
         return self._whole
 
-    async def read_lines(self, take: Callable[[bytes], bool] | None = None) -> bytes:
+    async def read_lines(self, sink: Sink | None = None) -> bytes:
         """Return the next whole lines, so that no event is passed on in half; empty at the answer's end.
 
-        Bytes for which ``take`` returns True count as handled, and are not returned. Raises WorkerDied.
+        What ``sink`` passes on is not returned. Raises WorkerDied.
         """
         connection = self.connection
-        if take is not None and not self._held:
-            await connection.forward(take)
+        if sink is not None and not (self._held or connection.is_complete):
+            await connection.forward(sink)
         try:
             chunk = await connection.read()
         except ConnectionError as error:

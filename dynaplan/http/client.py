@@ -216,6 +216,7 @@ class HttpClient:
     ) -> Answer:
         try:
             await connection.send(head, body)
+            await connection.wait_for_head()
         except BaseException:
             pool.give_back(connection, target.origin, is_kept=False)
             raise

@@ -6,8 +6,8 @@
 2. **Answer.** The parser takes the framing off and leaves the body's pieces, which ``read`` joins. Interim
    answers (1xx) are skipped. An answer without a length ends with its connection. To wake a task for each
    token of a stream costs more than all that is done with it, so ``forward`` gives the pieces to a function
-   as they come, and wakes its task only for what that function does not take. With other streams those of
-   a turn of the loop are passed on together (``stream_batching``).
+   as they come, from the first one on, and wakes its task only for what that function does not take. With
+   other streams those of a turn of the loop are passed on together (``stream_batching``).
 3. **Back-pressure.** Reading pauses while ``MAX_UNREAD_BYTES`` of an answer wait for their reader; a body of
    more than ``MAX_WRITE_BYTES`` is written piece by piece, so that other streams go on.
 4. **Failure.** What has arrived is read before the error is raised: ``ConnectionError``, whatever it was.
@@ -20,7 +20,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -80,6 +80,18 @@ class Stalled(ConnectionError):
     """A connection that was broken off here: the process at its other end stands still."""
 
 
+class Sink(Protocol):
+    """Passes a stream on as it arrives."""
+
+    def is_movable(self) -> bool:
+        """Tell whether another server can go on with the answer, should this one stand still."""
+        ...
+
+    def pass_on(self, lines: bytes) -> bytes:
+        """Pass whole lines on; return what is left to the task that reads the answer."""
+        ...
+
+
 class ServerConnection(asyncio.Protocol):
     """One connection, and the answer that comes over it; ``send`` begins the next one."""
 
@@ -90,7 +102,6 @@ class ServerConnection(asyncio.Protocol):
         self.reads = 0
         self.noted_reads = 0
         self.is_movable: Callable[[], bool] | None = None
-        """Whether another worker can go on with the answer, should this one stand still."""
         self._transport: asyncio.Transport | None = None
         self._pieces: list[bytes] = []
         self._unread_bytes = 0
@@ -98,18 +109,21 @@ class ServerConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = 0
         self._is_paused = False
-        self._sink: Callable[[bytes], bool] | None = None
+        self._sink: Sink | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._error: ConnectionError | None = None
         self._expects_answer = False
         self._ends_with_connection = False
         self._keep_alive = False
-        self._is_complete = True
+        self.is_complete = True
+        """Whether all of the answer has arrived."""
         self.idle_since_s = 0.0
         self.has_head = False
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
+        self.is_stream = False
+        """Whether the answer may be one of events: it has status 200, and is no JSON document."""
 
     # -- one exchange, called by the request -------------------------------------------------------
 
@@ -121,12 +135,12 @@ class ServerConnection(asyncio.Protocol):
     def is_reusable(self) -> bool:
         """True when the answer was whole, and both sides keep the connection."""
         transport = self._transport
-        is_kept = self._is_complete and self._keep_alive and self._error is None
+        is_kept = self.is_complete and self._keep_alive and self._error is None
         return is_kept and transport is not None and not transport.is_closing()
 
     async def send(self, head: bytes, body: bytes) -> None:
-        """Send a request, and wait for its answer's status and headers; raises ConnectionError."""
-        self._expects_answer, self._is_complete, self.has_head = True, False, False
+        """Send a request; raises ConnectionError. ``forward`` or ``wait_for_head`` comes next."""
+        self._expects_answer, self.is_complete, self.has_head = True, False, False
         self._head_bytes = 0
         if self._transport is None:
             raise self._error or ConnectionError("the connection was closed")
@@ -135,6 +149,9 @@ class ServerConnection(asyncio.Protocol):
         else:
             self._transport.write(head)
             await self._send_pieces(body)
+
+    async def wait_for_head(self) -> None:
+        """Wait for the answer's status and headers; raises ConnectionError."""
         while not self.has_head:
             if self._error:
                 raise self._error
@@ -144,7 +161,7 @@ class ServerConnection(asyncio.Protocol):
     async def read(self) -> bytes:
         """Wait for the next bytes of the body, and return them; b"" at its end; raises ConnectionError."""
         while not self._pieces:
-            if self._is_complete:
+            if self.is_complete:
                 return b""
             if self._error:
                 raise self._error
@@ -155,16 +172,16 @@ class ServerConnection(asyncio.Protocol):
         self.drop_unread()
         return data
 
-    async def forward(self, sink: Callable[[bytes], bool]) -> None:
-        """Pass whole lines to ``sink`` as they arrive, until it returns False to decline them.
+    async def forward(self, sink: Sink) -> None:
+        """Pass the whole lines of a stream on as they arrive, until something waits for ``read``.
 
-        Returns when something waits for ``read``: what was declined, what ends within a line, and what came
-        with the answer's end, so that its reader can send both at once.
+        That is what the sink leaves, what ends within a line, what came with the answer's end, so that its
+        reader can send both at once, and all of an answer that is no stream.
         """
-        self._sink = sink
+        self._sink, self.is_movable = sink, sink.is_movable
         self._batch.begin_stream()
         try:
-            while not (self._pieces or self._is_complete or self._error):
+            while not (self._pieces or self.is_complete or self._error):
                 self._reader = self._loop.create_future()
                 await self._reader
         finally:
@@ -209,7 +226,7 @@ class ServerConnection(asyncio.Protocol):
         One that stops taking it for a long answer waits until that is read, which is after this.
         """
         for at in range(0, len(body), MAX_WRITE_BYTES):
-            if self._error or self._is_complete or self._is_paused or self._transport is None:
+            if self._error or self.is_complete or self._is_paused or self._transport is None:
                 break
             self._transport.write(body[at : at + MAX_WRITE_BYTES])
             if self._writer is not None:
@@ -225,45 +242,55 @@ class ServerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
-        self.reads += 1
-        if self._sink is not None and self._batch.gathers:
-            self._batch.add(self, data)
-        else:
-            self.handle(data)
+        """Parse what has arrived, and pass it on or wake its reader.
 
-    def handle(self, data: bytes) -> None:
-        """Parse what has arrived, and pass it on or wake its reader."""
+        Beside other streams that is done at the end of the loop's turn, when the batch calls this again.
+        """
+        self.reads += 1
+        if self._batch.gathers and self._sink is not None:
+            self._batch.add(self, data)
+            return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if not self._is_complete or not self.has_head:
-                self._fail(f"its answer is no HTTP: {error}")
-            self.close()
+            self._refuse(error)
         if not self.has_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._fail("the headers of its answer never end")
-                self.close()
-        reader = self._reader
+            self._limit_head(len(data))
+        reader, sink, pieces = self._reader, self._sink, self._pieces
         if reader is None or reader.done():  # done: its task is cancelled
             self._count_unread(len(data))
             return
-        sink, pieces = self._sink, self._pieces
-        if sink is not None and not (self._is_complete or self._error):
+        if sink is not None and not (self.is_complete or self._error):
             if not pieces:
                 return
             lines = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            try:
-                if lines[-1] == _NEWLINE and sink(lines):
-                    pieces.clear()
+            if lines[-1] == _NEWLINE:
+                try:
+                    left = sink.pass_on(lines)
+                except Exception as error:  # of the task's own work, which it must hear of
+                    self._reader = None
+                    reader.set_exception(error)
                     return
-            except Exception as error:  # of the task's own work, which it must hear of
-                self._reader = None
-                reader.set_exception(error)
-                return
+                pieces.clear()
+                if not left:
+                    return
+                pieces.append(left)
         self._reader = None
         reader.set_result(None)
         self._count_unread(len(data))
+
+    def _refuse(self, error: Exception) -> None:
+        """End the connection over what is no HTTP; an answer that is whole already stays."""
+        if not self.is_complete or not self.has_head:
+            self._fail(f"its answer is no HTTP: {error}")
+        self.close()
+
+    def _limit_head(self, size_bytes: int) -> None:
+        """Count these bytes to the answer's head, and end the connection where it is too long."""
+        self._head_bytes += size_bytes
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._fail("the headers of its answer never end")
+            self.close()
 
     def _count_unread(self, size_bytes: int) -> None:
         """Note that so much waits for a reader, its framing counted too; pause reading beyond the limit."""
@@ -277,13 +304,13 @@ class ServerConnection(asyncio.Protocol):
         """End an answer that ends with its connection; the transport closes itself."""
         self._batch.run()
         if self.has_head and self._ends_with_connection:
-            self._is_complete = True
+            self.is_complete = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._batch.run()
         self._transport = None
         del self._parser  # it leads back here: work for the garbage collector
-        if not self._is_complete or not self._expects_answer:
+        if not self.is_complete or not self._expects_answer:
             self._fail(str(exc or "the connection was closed"))
         self._keep_alive = False
         self._wake()
@@ -327,10 +354,15 @@ class ServerConnection(asyncio.Protocol):
         self._keep_alive = self._parser.should_keep_alive()
         by_name = dict(self.headers)
         self._ends_with_connection = not (b"content-length" in by_name or b"transfer-encoding" in by_name)
+        self.is_stream = status == 200 and not by_name.get(b"content-type", b"").startswith(
+            b"application/json"
+        )
+        if not self.is_stream:
+            self._sink = None
 
     def on_message_complete(self) -> None:
         if self.has_head:
-            self._is_complete, self._expects_answer = True, False
+            self.is_complete, self._expects_answer = True, False
             if self._writer is not None:
                 self.resume_writing()
 

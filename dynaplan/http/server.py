@@ -546,8 +546,6 @@ class ClientConnection(asyncio.Protocol):
         self._is_ended = True
 
     def start_stream(self, request: Request, headers: Mapping[str, str], status: int = 200) -> None:
-        if self.transport is None or self.transport.is_closing():
-            raise ConnectionResetError("the client has left")
         self._is_kept = self._is_kept and not (request.is_http_10 or self._server.is_draining)
         self._is_chunked = not request.is_http_10
         framing = "Transfer-Encoding: chunked\r\n" if self._is_chunked else ""

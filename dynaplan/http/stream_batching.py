@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 class Connection(Protocol):
     """The connection by which a stream arrives."""
 
-    def handle(self, data: bytes) -> None:
-        """Handle what has arrived."""
+    def data_received(self, data: bytes) -> None:
+        """Handle what has arrived, or ``add`` it to the batch that gathers."""
         ...
 
     def close(self) -> None: ...
@@ -29,7 +29,8 @@ class Connection(Protocol):
 class StreamBatch:
     """What has arrived in this turn of the event loop, of all streams of one frontend.
 
-    While it ``gathers``, a stream's connection gives it what arrives (``add``) instead of handling that.
+    While it ``gathers``, a stream's connection gives it what arrives (``add``), and handles that when it is
+    given it back.
     ``writes``, while it is a list, takes what is to be written, and where; else it is written at once.
     """
 
@@ -60,13 +61,13 @@ class StreamBatch:
         if not arrived:
             return
         writes: list[tuple[asyncio.WriteTransport, bytes]] = []
-        self.writes = writes
+        self.writes, self.gathers = writes, False
         for connection, data in arrived:
             try:
-                connection.handle(data)
+                connection.data_received(data)
             except Exception:  # as the event loop does with a protocol's error
                 log.exception("a stream's events could not be passed on")
                 connection.close()
-        self.writes = None
+        self.writes, self.gathers = None, self._streams > 1
         for transport, data in writes:
             transport.write(data)

@@ -26,16 +26,16 @@ from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.keys import write_keys
 from tests.fakes.polling import eventually
 
-CALLS_OF_REQUEST = 221
+CALLS_OF_REQUEST = 199
 """A chat with a stream of two events, round-robin, everything as it is by default."""
 
-CALLS_WITH_KEYS = 242
+CALLS_WITH_KEYS = 220
 """The same with one of 50 keys that have all limits, while nobody else waits."""
 
 CALLS_OF_LIMIT = 1
 """A planner's limit of running requests, where there is a place."""
 
-CALLS_OF_EVENT = 5
+CALLS_OF_EVENT = 4
 """Each further event, which comes and goes by itself."""
 
 PATH = "/v1/chat/completions"

@@ -11,16 +11,20 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
 
 from dynaplan.contract.absence import ABSENT, Absence
 from dynaplan.events.prefill_requests import PrefillAnswer, RemotePrefillRequest, prefill_stream
+from dynaplan.gateway.routes import MAX_STARTS_A_TURN
+from dynaplan.http.server import ClientConnection
 from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.openai_worker import MODEL, FakeWorker
 from tests.fakes.polling import eventually
 from tests.fakes.promlint import faults
+from tests.integration.test_stream_cuts import Wire
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -152,6 +156,37 @@ async def test_a_client_that_leaves_cancels_its_request_on_the_worker() -> None:
         await eventually(lambda: here.frontend.in_flight == 0)
         assert await here.sample("dynamo_frontend_inflight_requests") == 0
         assert await here.sample("dynamo_frontend_disconnected_clients") == 1
+
+
+async def test_a_client_that_leaves_before_its_request_is_accepted_is_counted_once() -> None:
+    async with stage() as here:
+        _, writer = await asyncio.open_connection("127.0.0.1", here.frontend.port)
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode())
+        await eventually(lambda: here.frontend.in_flight == 1)
+        writer.close()
+        await eventually(lambda: here.frontend.in_flight == 0)
+        assert await here.sample("dynamo_frontend_requests_total") == 1
+        assert await here.sample("dynamo_frontend_disconnected_clients") == 1
+
+
+async def test_clients_that_leave_while_their_requests_wait_for_a_turn_are_counted_once_each() -> None:
+    asked = json.dumps(body(CHAT)).encode()
+    request = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(asked)}\r\n\r\n".encode() + asked
+    )
+    async with stage() as here:
+        await here.worker("hold_before")
+        clients = [ClientConnection(here.frontend._server) for _ in range(3 * MAX_STARTS_A_TURN)]
+        for each in clients:
+            each.connection_made(cast(asyncio.Transport, Wire()))
+            each.data_received(request)
+        await asyncio.sleep(0)
+        assert here.frontend.in_flight == MAX_STARTS_A_TURN
+        for each in clients:
+            each.connection_lost(None)
+        await eventually(lambda: here.frontend.in_flight == 0)
+        assert await here.sample("dynamo_frontend_requests_total") == len(clients)
+        assert await here.sample("dynamo_frontend_disconnected_clients") == len(clients)
 
 
 async def test_a_client_that_leaves_while_it_waits_cancels_its_request_too() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 from dynaplan.gateway import timing
@@ -22,18 +21,24 @@ class EngineAsleep(Exception):
     """The engine sleeps, fell asleep over a request, or stands still: no fault of the request, no death."""
 
 
-class _WhileAwake:
-    """A ``with`` block that is cancelled when its instance falls asleep; one of ``waits`` while it runs."""
+class WhileAwake:
+    """A ``with`` block that is cancelled when its instance falls asleep; one of ``waits`` until it ends."""
 
-    def __init__(self, instance_id: int, waits: set[_WhileAwake]) -> None:
+    def __init__(self, instance_id: int, waits: set[WhileAwake]) -> None:
         self.instance_id = instance_id
         self._waits = waits
         self._task: asyncio.Task[Any] | None = None
         self._broken_off = ""
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> WhileAwake:
         self._task = asyncio.current_task()
         self._waits.add(self)
+        return self
+
+    def end(self) -> bool:
+        """Have the rest of the block go on whatever happens; False where it has been broken off already."""
+        self._waits.discard(self)
+        return not self._broken_off
 
     def break_off(self, reason: str) -> None:
         """Cancel the task that runs the block; the block then raises EngineAsleep with the reason."""
@@ -69,7 +74,7 @@ class SleepingWorkers:
         self.ids: frozenset[int] = frozenset()
         self._asked_s: dict[int, float] = {}
         self._callbacks: list[Callable[[frozenset[int]], Any]] = []
-        self._waits: set[_WhileAwake] = set()
+        self._waits: set[WhileAwake] = set()
 
     @property
     def prefix(self) -> str:
@@ -113,14 +118,14 @@ class SleepingWorkers:
     def __contains__(self, instance: Instance) -> bool:
         return instance.instance_id in self.ids
 
-    def while_awake(self, instance: Instance) -> AbstractContextManager[None]:
+    def while_awake(self, instance: Instance) -> WhileAwake:
         """Return a context that ends with EngineAsleep when the instance's engine falls asleep, or stalls.
 
         Raises EngineAsleep at once for an instance that sleeps already.
         """
         if instance.instance_id in self.ids:
             raise EngineAsleep("its engine sleeps")
-        return _WhileAwake(instance.instance_id, self._waits)
+        return WhileAwake(instance.instance_id, self._waits)
 
     def all_asleep(self, instances: Collection[Instance]) -> bool:
         """Return whether all of these instances sleep, and there are any."""

@@ -10,7 +10,7 @@ from dynaplan.gateway.engine_answers import count_tokens
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.migration import PAGE_BYTES, PartialAnswer, UnreadPages
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS
-from dynaplan.gateway.passing_stream import PassingStream
+from dynaplan.gateway.passing_stream import MAX_BEGINNING_BYTES, PassingStream
 from dynaplan.routing.booking import BookEntry, WorkerBook
 from tests.unit.gateway.test_engine_answers import (
     DONE,
@@ -30,15 +30,28 @@ FAILED = b'data: {"error":{}}\n\n'
 class Passing:
     """A stream whose client reads, or does not."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_spliced: bool = False) -> None:
         self.sent: list[bytes] = []
         self.is_read = True
         self.partial = PartialAnswer(UnreadPages())
         self.booking = BookEntry(WorkerBook(), block_tokens=2)
         self.record = FrontendMetrics("ns", time.monotonic).record("m", "chat", is_stream=True)
+        self.is_given_up = False
         self.stream = PassingStream(
-            CHAT_COMPLETIONS, self._write_now, self.partial, self.record, self.booking
+            CHAT_COMPLETIONS,
+            self._write_now,
+            self.record,
+            self.booking,
+            self,
+            is_spliced=is_spliced,
         )
+
+    def is_movable(self) -> bool:
+        return True
+
+    def begin_answer(self) -> bool:
+        self.stream.partial = self.partial
+        return not self.is_given_up
 
     def _write_now(self, events: bytes) -> bool:
         if self.is_read:
@@ -47,8 +60,8 @@ class Passing:
 
     def tokens_of(self, events: bytes) -> int:
         before = self.record.output_tokens
-        assert self.stream.pass_on(events)
-        assert self.sent[-1] == events
+        assert self.stream.pass_on(events) == b""
+        assert b"".join(self.sent).endswith(events)
         return self.record.output_tokens - before
 
 
@@ -58,20 +71,56 @@ class Passing:
 )
 def test_passing_events_are_counted_unless_a_failure_may_be_among_them(events: bytes) -> None:
     passing = Passing()
-    for before in (b"\n", TOKEN, QUOTING, TOKEN):
+    for before in (TOKEN, QUOTING, b"\n", TOKEN):
         passing.stream.pass_on(before)
         assert passing.tokens_of(events) == count_tokens(CHAT_COMPLETIONS, events)
         sent = len(passing.sent)
-        assert not passing.stream.pass_on(events + FAILED)
-        assert not passing.stream.pass_on(TOKEN + FAILED + events)
-        assert not passing.stream.pass_on(events + ABORTED)
+        for failed in (events + FAILED, TOKEN + FAILED + events, events + ABORTED):
+            assert passing.stream.pass_on(failed) == failed
         assert len(passing.sent) == sent
+
+
+def test_events_before_the_first_token_are_held_back_and_sent_with_it() -> None:
+    passing = Passing()
+    assert passing.stream.pass_on(b": a\n\n") == passing.stream.pass_on(ROLE) == b""
+    assert (passing.sent, passing.stream.held, passing.stream.has_begun) == ([], b": a\n\n" + ROLE, False)
+    assert passing.stream.pass_on(TOKEN) == b""
+    assert (passing.sent, passing.stream.held) == ([b": a\n\n" + ROLE + TOKEN], b"")
+    assert passing.record.output_tokens == 1
+
+
+def test_no_more_than_some_is_held_back_of_a_stream_in_which_no_token_is_found() -> None:
+    passing = Passing()
+    while not passing.sent:
+        assert passing.stream.pass_on(ROLE) == b""
+    assert MAX_BEGINNING_BYTES < len(passing.sent[0]) <= MAX_BEGINNING_BYTES + len(ROLE)
+
+
+def test_nothing_is_sent_of_an_attempt_that_has_been_given_up() -> None:
+    passing = Passing()
+    passing.is_given_up = True
+    assert passing.stream.pass_on(ROLE) == passing.stream.pass_on(TOKEN) == b""
+    assert (passing.sent, passing.stream.has_begun) == ([], False)
+
+
+def test_what_the_client_does_not_take_at_once_is_left_with_what_was_held_back_for_it() -> None:
+    passing = Passing()
+    passing.is_read = False
+    assert passing.stream.pass_on(ROLE) == b""
+    assert passing.stream.pass_on(TOKEN) == ROLE + TOKEN
+    assert passing.stream.pass_on(TOKEN) == TOKEN
+
+
+def test_nothing_passes_of_a_stream_that_is_spliced() -> None:
+    passing = Passing(is_spliced=True)
+    assert [passing.stream.pass_on(each) for each in (ROLE, TOKEN, TOKEN)] == [ROLE, TOKEN, TOKEN]
 
 
 def test_passing_events_of_a_recorded_stream_have_its_tokens() -> None:
     for recorded in RECORDED.glob("*/c*.sse"):
         events = [each + b"\n\n" for each in recorded.read_bytes().split(b"\n\n") if each]
         passing = Passing()
+        passing.stream.begin()
         counted = [passing.tokens_of(each) for each in events]
         assert counted == [count_tokens(CHAT_COMPLETIONS, each) for each in events]
 
@@ -96,7 +145,7 @@ def test_more_than_a_page_is_kept_too() -> None:
 def test_nothing_is_noted_of_what_the_client_does_not_take_at_once() -> None:
     passing = Passing()
     passing.is_read = False
-    assert not passing.stream.pass_on(TOKEN)
+    assert passing.stream.pass_on(TOKEN) == TOKEN
     assert (passing.record.output_tokens, passing.partial.text(), passing.stream.last_events()) == (
         0,
         "",

@@ -20,6 +20,7 @@ class Arriving:
 
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = pieces
+        self.is_complete = False
 
     async def read(self) -> bytes:
         return self._pieces.pop(0) if self._pieces else b""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -54,10 +53,16 @@ def connected(batch: StreamBatch | None = None) -> tuple[ServerConnection, Wire]
     return connection, wire
 
 
+async def exchanged(connection: ServerConnection, body: bytes) -> None:
+    """Send a request with that body; return when its answer's head is there."""
+    await connection.send(b"HEAD", body)
+    await connection.wait_for_head()
+
+
 async def answered(*pieces: bytes, batch: StreamBatch | None = None) -> tuple[ServerConnection, Wire]:
     """A connection over which a request was sent and these bytes came."""
     connection, wire = connected(batch)
-    sending = asyncio.ensure_future(connection.send(b"HEAD", b"body"))
+    sending = asyncio.ensure_future(exchanged(connection, b"body"))
     await asyncio.sleep(0)
     assert wire.written == [b"HEADbody"]
     for piece in pieces:
@@ -112,7 +117,7 @@ async def test_what_has_come_is_read_before_the_failure_is_raised() -> None:
 
 async def test_a_connection_that_ends_before_an_answer_is_a_failure() -> None:
     connection, _ = connected()
-    sending = asyncio.ensure_future(connection.send(b"HEAD", b"body"))
+    sending = asyncio.ensure_future(exchanged(connection, b"body"))
     await asyncio.sleep(0)
     connection.eof_received()
     connection.connection_lost(None)
@@ -123,7 +128,7 @@ async def test_a_connection_that_ends_before_an_answer_is_a_failure() -> None:
 @pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000])
 async def test_what_is_no_answer_is_a_failure_and_closes_the_connection(answer: bytes) -> None:
     connection, wire = connected()
-    sending = asyncio.ensure_future(connection.send(b"HEAD", b"body"))
+    sending = asyncio.ensure_future(exchanged(connection, b"body"))
     await asyncio.sleep(0)
     connection.data_received(answer)
     with pytest.raises(ConnectionError):
@@ -149,7 +154,7 @@ async def test_reading_pauses_while_too_much_waits() -> None:
 async def test_a_large_body_goes_in_pieces_and_no_further_than_the_answer() -> None:
     connection, wire = connected()
     body = b"x" * (3 * MAX_WRITE_BYTES)
-    sending = asyncio.ensure_future(connection.send(b"HEAD", body))
+    sending = asyncio.ensure_future(exchanged(connection, body))
     await asyncio.sleep(0)
     connection.data_received(SIZED.replace(b"200", b"413"))
     await sending
@@ -157,76 +162,113 @@ async def test_a_large_body_goes_in_pieces_and_no_further_than_the_answer() -> N
     assert not connection.is_reusable
 
 
+class Taking:
+    """A sink that keeps what it is given, but for the lines that it leaves, or that it fails over."""
+
+    def __init__(self, leaves: bytes = b"", fails_over: bytes = b"") -> None:
+        self.leaves, self.fails_over = leaves, fails_over
+        self.taken: list[bytes] = []
+
+    def is_movable(self) -> bool:
+        return False
+
+    def pass_on(self, lines: bytes) -> bytes:
+        if lines == self.fails_over:
+            raise ValueError("of the taker")
+        if lines == self.leaves:
+            return lines
+        self.taken.append(lines)
+        return b""
+
+
 async def forwarded(
-    take: Callable[[bytes], bool], batch: StreamBatch | None = None
+    sink: Taking, batch: StreamBatch | None = None
 ) -> tuple[ServerConnection, asyncio.Task[None]]:
     connection, _ = await answered(CHUNKED, batch=batch)
-    task = asyncio.create_task(connection.forward(take))
+    task = asyncio.create_task(connection.forward(sink))
     await asyncio.sleep(0)
     return connection, task
 
 
 async def test_whole_lines_are_forwarded_as_they_come_until_one_is_not_taken() -> None:
-    taken: list[bytes] = []
-
-    def take(lines: bytes) -> bool:
-        if lines != b"no\n":
-            taken.append(lines)
-        return lines != b"no\n"
-
-    connection, task = await forwarded(take)
+    sink = Taking(leaves=b"no\n")
+    connection, task = await forwarded(sink)
     connection.data_received(b"2\r\na\n\r\n")
     connection.data_received(b"2\r\nb\n\r\n2\r\nc\n\r\n")
-    assert taken == [b"a\n", b"b\nc\n"]
+    assert sink.taken == [b"a\n", b"b\nc\n"]
     connection.data_received(b"3\r\nno\n\r\n")
     await task
     assert await connection.read() == b"no\n"
 
 
+async def begun(sink: Taking) -> tuple[ServerConnection, asyncio.Task[None]]:
+    """A connection that is to forward the answer to a request, of which nothing has come."""
+    connection, _ = connected()
+    await connection.send(b"HEAD", b"body")
+    task = asyncio.create_task(connection.forward(sink))
+    await asyncio.sleep(0)
+    return connection, task
+
+
+async def test_a_stream_is_forwarded_from_its_head_on() -> None:
+    sink = Taking()
+    connection, task = await begun(sink)
+    connection.data_received(CHUNKED)
+    connection.data_received(b"2\r\na\n\r\n")
+    assert sink.taken == [b"a\n"]
+    connection.data_received(b"0\r\n\r\n")
+    await task
+
+
+@pytest.mark.parametrize(
+    "head", [CHUNKED.replace(b"200", b"500"), CHUNKED[:-2] + b"Content-Type: application/json\r\n\r\n"]
+)
+async def test_an_answer_that_is_no_stream_is_left_to_be_read(head: bytes) -> None:
+    sink = Taking()
+    connection, task = await begun(sink)
+    connection.data_received(head)
+    connection.data_received(b"2\r\na\n\r\n")
+    await task
+    assert (sink.taken, await connection.read()) == ([], b"a\n")
+
+
 async def test_what_ends_no_line_is_left_to_be_read() -> None:
-    connection, task = await forwarded(lambda _: True)
+    connection, task = await forwarded(Taking())
     connection.data_received(b"2\r\nhe\r\n")
     await task
     assert await connection.read() == b"he"
 
 
 async def test_what_comes_with_the_answers_end_is_left_to_be_read_so_that_both_are_sent_at_once() -> None:
-    connection, task = await forwarded(lambda _: True)
+    connection, task = await forwarded(Taking())
     connection.data_received(b"2\r\na\n\r\n0\r\n\r\n")
     await task
     assert await connection.read() == b"a\n"
 
 
 async def test_forwarding_ends_with_the_answer_and_with_a_failure_of_either_side() -> None:
-    connection, task = await forwarded(lambda _: True)
+    connection, task = await forwarded(Taking())
     connection.data_received(b"0\r\n\r\n")
     await task
-    connection, task = await forwarded(lambda _: True)
+    connection, task = await forwarded(Taking())
     connection.connection_lost(None)
     await task
     with pytest.raises(ConnectionError):
         await connection.read()
 
-    def fail(_: bytes) -> bool:
-        raise ValueError("of the taker")
-
-    connection, task = await forwarded(fail)
+    connection, task = await forwarded(Taking(fails_over=b"a\n"))
     connection.data_received(b"2\r\na\n\r\n")
     with pytest.raises(ValueError, match="of the taker"):
         await task
 
 
 async def test_of_several_streams_what_one_turn_brings_is_forwarded_at_its_end() -> None:
-    batch, taken = StreamBatch(), list[bytes]()
-
-    def take(lines: bytes) -> bool:
-        taken.append(lines)
-        return True
-
-    first, task = await forwarded(take, batch)
+    batch, sink = StreamBatch(), Taking()
+    taken = sink.taken
+    first, task = await forwarded(sink, batch)
     first.data_received(b"2\r\n1\n\r\n")
     assert taken == [b"1\n"]  # it is alone
-    second, other_task = await forwarded(take, batch)
+    second, other_task = await forwarded(sink, batch)
     second.data_received(b"2\r\n2\n\r\n")
     first.data_received(b"2\r\n3\n\r\n")
     assert taken == [b"1\n"]
@@ -242,14 +284,10 @@ async def test_of_several_streams_what_one_turn_brings_is_forwarded_at_its_end()
 
 @pytest.mark.parametrize("end", ["connection_lost", "eof_received"])
 async def test_what_has_arrived_is_forwarded_before_its_connection_is_lost(end: str) -> None:
-    batch, taken = StreamBatch(), list[bytes]()
-
-    def take(lines: bytes) -> bool:
-        taken.append(lines)
-        return True
-
-    first, task = await forwarded(take, batch)
-    _, other_task = await forwarded(take, batch)
+    batch, sink = StreamBatch(), Taking()
+    taken = sink.taken
+    first, task = await forwarded(sink, batch)
+    _, other_task = await forwarded(sink, batch)
     first.data_received(b"2\r\na\n\r\n")
     first.data_received(b"2\r\nb\n\r\n0\r\n\r\n")
     first.connection_lost(None) if end == "connection_lost" else first.eof_received()
@@ -279,7 +317,7 @@ class Pool:
     async def used(self) -> ServerConnection:
         """A connection whose answer was read to its end."""
         connection = self.pool.pop_idle(HERE) or await self.pool.open(HERE)
-        sending = asyncio.ensure_future(connection.send(b"HEAD", b""))
+        sending = asyncio.ensure_future(exchanged(connection, b""))
         await asyncio.sleep(0)
         connection.data_received(SIZED)
         await sending
@@ -322,10 +360,7 @@ async def test_a_connection_that_is_idle_for_too_long_is_closed(monkeypatch: pyt
 
 
 async def test_what_comes_for_a_task_that_is_cancelled_is_not_forwarded() -> None:
-    def fail(_: bytes) -> bool:
-        raise ValueError("of the sink")
-
-    connection, task = await forwarded(fail)
+    connection, task = await forwarded(Taking(fails_over=b"a\n"))
     task.cancel()
     connection.data_received(b"2\r\na\n\r\n")
     with pytest.raises(asyncio.CancelledError):
@@ -336,12 +371,12 @@ async def test_a_request_over_a_connection_that_was_lost_is_a_failure() -> None:
     connection, _ = connected()
     connection.connection_lost(None)
     with pytest.raises(ConnectionError):
-        await connection.send(b"HEAD", b"")
+        await exchanged(connection, b"")
 
 
 async def test_an_engine_that_begins_a_long_answer_before_it_takes_a_large_body_is_read() -> None:
     connection, wire = connected()
-    sending = asyncio.ensure_future(connection.send(b"HEAD", b"x" * (3 * MAX_WRITE_BYTES)))
+    sending = asyncio.ensure_future(exchanged(connection, b"x" * (3 * MAX_WRITE_BYTES)))
     connection.pause_writing()
     await asyncio.sleep(0)
     connection.data_received(
@@ -355,7 +390,7 @@ async def test_an_engine_that_begins_a_long_answer_before_it_takes_a_large_body_
 
 async def test_an_answer_that_is_no_http_ends_the_sending_of_a_large_body() -> None:
     connection, _ = connected()
-    sending = asyncio.ensure_future(connection.send(b"HEAD", b"x" * (3 * MAX_WRITE_BYTES)))
+    sending = asyncio.ensure_future(exchanged(connection, b"x" * (3 * MAX_WRITE_BYTES)))
     connection.pause_writing()
     await asyncio.sleep(0)
     connection.data_received(b"garbage\r\n\r\n")

@@ -19,7 +19,7 @@ class Journal:
         self.batch.begin_stream()
         self.batch.begin_stream()
 
-    def handle(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         self.entries.append(f"handle {data.decode()}")
         assert self.batch.writes is not None
         self.batch.writes.append((cast(asyncio.WriteTransport, self), data))
@@ -32,7 +32,7 @@ class Journal:
 
 
 class Failing(Journal):
-    def handle(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         raise ValueError("of this stream")
 
 
