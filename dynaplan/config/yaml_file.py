@@ -87,7 +87,9 @@ def read_sections_file(file: Path) -> Sections:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 text: {error}", hint="Is it a YAML file?") from error
+        raise ConfigError(
+            f"{file} is not UTF-8 text: {error}", hint="Is it a YAML file? Save it as UTF-8."
+        ) from error
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", hint="Check the path of -f.") from error
     return read_sections(text, str(file))

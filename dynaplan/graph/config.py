@@ -246,8 +246,10 @@ def _check_section(
 def _check_value(where: str, key: str, value: Any, engine: str, options: Options) -> Iterator[str]:
     option = options.get(kebab(key))
     if option is None and kebab(key) in ARGUMENTS:
-        written = f"{where.rpartition('.')[0]}.{ARGUMENTS[kebab(key)]}={value}"
-        raise ConfigError(f"{where}: unknown option", hint=f"Write --{written}.")
+        place = f"{where.rpartition('.')[0]}.{ARGUMENTS[kebab(key)]}"
+        is_nested = kebab(key) in ("resources", "envs")
+        hint = f"Its place is {place}." if is_nested else f"Write --{place}={value}."
+        raise ConfigError(f"{where}: unknown option", hint=hint)
     if option is None and engine:
         yield from _pass_to_engine(where, key, engine, options)
     elif option is not None and option.engine not in ("", engine):

@@ -171,6 +171,7 @@ def disagg() -> Graph:
         ),
         ({"VllmWorker": {"qqqqq": 1}}, "VllmWorker.qqqqq: unknown option"),
         ({"VllmWorker": {"gpu": 2}}, r"(?s)unknown.*Write --VllmWorker.ServiceArgs.resources.gpu=2\."),
+        ({"VllmWorker": {"envs": {"A": "1"}}}, r"(?s)unknown.*Its place is VllmWorker.ServiceArgs.envs\."),
         ({"VllmWorker": {"gpus": 2}}, r"(?s)unknown.*Write --VllmWorker.ServiceArgs.resources.gpu=2\."),
         (
             {"VllmWorker": {"block-size": "big"}},
