@@ -321,7 +321,9 @@ def _check_keys(where: str, value: Any, known: Options) -> None:
 
 def _check_envs(where: str, envs: Any) -> None:
     if not isinstance(envs, Mapping | NoneType):
-        raise ConfigError(f"{where} = {envs!r}: expected a mapping of variables")
+        raise ConfigError(
+            f"{where} = {envs!r}: expected a mapping of variables", hint="Write envs: {NAME: 'value'}."
+        )
     for key, value in (envs or {}).items():
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ConfigError(f"{where}.{key} = {value!r}: expected text", hint="Put the value in quotes.")
