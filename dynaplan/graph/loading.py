@@ -155,11 +155,11 @@ def _graph_errors(module_name: str, working_dir: Path) -> Iterator[None]:
             hint = f"{_nearest_modules(module_name, working_dir)} (looked in {working_dir} and sys.path)"
             raise GraphError(f"No module named {module_name!r}", hint=hint) from error
         raise _import_error(module_name, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # as of a script that reads its arguments when it is imported
         raise _import_error(module_name, error) from error
 
 
-def _import_error(module_name: str, error: Exception) -> GraphError:
+def _import_error(module_name: str, error: BaseException) -> GraphError:
     """Make the error, with the file and line at which the author's own code last ran."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     frames = [

@@ -318,6 +318,7 @@ def test_an_identifier_of_another_form_is_refused(identifier: str, tmp_path: Pat
         ("present:Tpo", r"(?s)Attribute \"Tpo\" not found in module \"present\".*'Top'"),
         ("present:number", '"number" in module "present" is not a service but int'),
         ("broken:Top", r"(?s)cannot import 'broken': ZeroDivisionError.*broken.py, line 2"),
+        ("leaves:Top", r"(?s)cannot import 'leaves': SystemExit: 3.*leaves.py, line 2"),
         ("wrong_syntax:Top", "cannot import 'wrong_syntax': SyntaxError"),
         ("needs:Top", "cannot import 'needs': ModuleNotFoundError: No module named 'no_such_library'"),
     ],
@@ -327,6 +328,7 @@ def test_what_cannot_be_loaded_is_said_in_one_message(
 ) -> None:
     write("inside/present.py", SERVICES + "\n    number = 1\n")
     write("inside/broken.py", "\n1 / 0\n")
+    write("inside/leaves.py", "\nraise SystemExit(3)\n")
     write("inside/wrong_syntax.py", "def\n")
     write("inside/needs.py", "import no_such_library\n")
     write("inside/notes.txt", "")
