@@ -1,7 +1,7 @@
 """``dynaplan serve``: one process that runs the circus arbiter until it is asked to stop.
 
 ``Serving.run`` is its life: the arbiter starts, the user reads the banner and when the deployment is ready
-(``readiness.py``), the watchdog checks once a second (``watchdog.py``), a signal or ``circusctl quit``
+(``readiness.py``), the watchdog checks every two seconds (``watchdog.py``), a signal or ``circusctl quit``
 asks for the end, and everything is drained and ended (``shutdown.py``).
 """
 

@@ -1,6 +1,6 @@
 # mypy: disallow-untyped-calls=False
 # (circus is not typed)
-"""The watchdog of ``serve``: checks that run once a second beside the arbiter.
+"""The watchdog of ``serve``: checks that run every two seconds beside the arbiter.
 
 1. ``PluginWatchdog``: a fleet plugin that runs and does nothing is ended.
 2. ``FailureWatch``: services of which no worker can ever start are reported.
@@ -38,7 +38,7 @@ from dynaplan.util.errors import DeploymentError
 
 log = logging.getLogger(__name__)
 
-CHECK_EVERY_S = 1.0
+CHECK_EVERY_S = 2.0
 """Time between two checks, in seconds, and between two heartbeats of ``serve``."""
 
 PLUGIN_STALLED_S = 20.0
@@ -49,7 +49,7 @@ Check = Callable[[], Awaitable[None]]
 
 @asynccontextmanager
 async def watching(checks: Sequence[Check], clock: Clock) -> AsyncIterator[None]:
-    """Run the checks once a second, inside an ``async with`` block; one that fails is logged."""
+    """Run the checks every CHECK_EVERY_S, inside an ``async with`` block; one that fails is logged."""
 
     async def check_all() -> None:
         while True:
@@ -126,7 +126,7 @@ class FailureWatch:
             self._lost()
 
 
-SOCKET_MISSED_CHECKS = 3
+SOCKET_MISSED_CHECKS = 2
 """The number of checks in a row after which a server is started again whose socket was there and is not: one
 that starts again by itself makes it."""
 

@@ -120,6 +120,10 @@ class Upstream:
             return False
         return True
 
+    async def wait_for_use(self) -> None:
+        """Return when a worker owes an answer. One task at a time may wait."""
+        await self._pool.wait_for_use()
+
     def silent_origins(self) -> set[Origin]:
         """Return the workers' addresses that owe answers, and have sent nothing since the last call."""
         return self._pool.silent_origins()

@@ -385,6 +385,7 @@ class ConnectionPool:
         self._loop = asyncio.get_running_loop()
         self._idle: dict[Origin, list[ServerConnection]] = {}
         self._used: set[ServerConnection] = set()
+        self._first_use: asyncio.Future[None] | None = None
         self._lively: set[Origin] = set()
         self._reaping: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -397,6 +398,8 @@ class ConnectionPool:
             connection = idle.pop()
             if connection.is_reusable and connection.idle_since_s > oldest_s:
                 self._used.add(connection)
+                if self._first_use:
+                    self._report_first_use()
                 return connection
             connection.close()
         return None
@@ -419,7 +422,20 @@ class ConnectionPool:
             connection.close()
             raise ConnectionError("this process is closing")
         self._used.add(connection)
+        if self._first_use:
+            self._report_first_use()
         return connection
+
+    async def wait_for_use(self) -> None:
+        """Return when a connection is in use. One task at a time may wait."""
+        if not self._used:
+            self._first_use = self._loop.create_future()
+            await self._first_use
+
+    def _report_first_use(self) -> None:
+        first_use, self._first_use = self._first_use, None
+        if first_use and not first_use.done():
+            first_use.set_result(None)
 
     def give_back(self, connection: ServerConnection, origin: Origin, *, is_kept: bool) -> None:
         """Keep a connection whose answer was whole, if it ``is_kept``; close any other. Twice is once."""

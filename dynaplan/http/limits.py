@@ -1,7 +1,8 @@
 """Limits of a server's connections: their number, and the time that a client may hold one up.
 
 A head may take so long, a client may go so long without reading, and a connection so long without a request.
-Requests pay for none of this: a check of all connections every second finds those that are stalled.
+Requests pay for none of this: a check of all connections, every quarter of the shortest time, finds those
+that are stalled.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol, cast
 
-from dynaplan.http.timing import CONNECTIONS_POLL_S, FIRST_REQUEST_S, HEAD_TIMEOUT_S, REFUSAL_LINGER_S
+from dynaplan.http.timing import FIRST_REQUEST_S, HEAD_TIMEOUT_S, REFUSAL_LINGER_S
 from dynaplan.util.descriptors import descriptor_limit
 
 log = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ class LimitedConnections:
     async def watch(self) -> None:
         """End the connections that stand still, until it is cancelled."""
         limits = self._limits
-        every_s = min(CONNECTIONS_POLL_S, limits.write_s / 4, limits.head_s / 4, limits.idle_s / 4)
+        every_s = min(limits.write_s, limits.head_s, limits.idle_s) / 4
         while True:
             await asyncio.sleep(every_s)
             if not self.open:

@@ -23,8 +23,6 @@ TLS_CLOSE_TIMEOUT_S = 15.0
 """For a closed connection to send the rest, and its client to confirm that it has all."""
 HEAD_TIMEOUT_S = 30.0
 """For a client to send a request's line and headers, once it has begun."""
-CONNECTIONS_POLL_S = 1.0
-"""Longest interval between two checks of all connections."""
 REFUSAL_LINGER_S = 1.0
 """How long a refused connection stays open, so that its client can read the refusal."""
 LINGER_S = 5.0

@@ -38,7 +38,7 @@ from dynaplan.util.errors import DeploymentError
 
 log = logging.getLogger(__name__)
 
-MEMORY_POLL_S = 1.0
+MEMORY_POLL_S = 2.0
 """Longest time between two reads of the memory, in seconds."""
 
 DRIVER_TIMEOUT_S = 10.0
@@ -139,7 +139,7 @@ class GpuMemory:
                 self._read_now.wait(MEMORY_POLL_S)
 
         # Not asyncio's threads, for which a process waits at its end. A read without news stays in it: to
-        # wake the loop once a second would cost more than the read.
+        # wake the loop each time would cost more than the read.
         threading.Thread(target=poll, name="GPU memory", daemon=True).start()
         try:
             await loop.create_future()

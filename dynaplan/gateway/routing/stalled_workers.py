@@ -51,9 +51,14 @@ class StalledWorkers:
         self.ids: frozenset[int] = frozenset()
 
     async def watch(self, peers: Callable[[], Peers], is_judged: Callable[[Instance], bool]) -> None:
-        """Look twice a second, for ever, at the instances that ``peers`` returns and ``is_judged`` takes."""
+        """Look for ever at the instances that ``peers`` returns and ``is_judged`` takes.
+
+        Twice a second, while a worker owes an answer or is stalled.
+        """
         try:
             while True:
+                if not (self._silent_since_s or self.ids):
+                    await self._upstream.wait_for_use()
                 await asyncio.sleep(timing.STALL_LOOK_S)
                 self.look([[each for each in group if is_judged(each)] for group in peers()])
         finally:

@@ -111,7 +111,7 @@ async def test_the_settings_of_the_last_reload_are_written_again(box: Box, whole
 
 async def test_a_server_without_its_socket_starts_again_once_and_one_that_starts_has_time(box: Box) -> None:
     box.sockets[2].unlink()
-    assert await box.check(2) == []
+    assert await box.check(1) == []
     assert "etcd had vanished" in (await box.check(10))[0]
     assert box.killed == ["ns_etcd"]
 

@@ -324,6 +324,25 @@ class Pool:
         return connection
 
 
+async def test_a_pool_tells_when_a_connection_is_used_again_whether_it_is_new_or_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = Pool(monkeypatch)
+    for _ in range(2):
+        waiting = asyncio.ensure_future(pool.pool.wait_for_use())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        connection = await pool.used()
+        await waiting
+        await pool.pool.wait_for_use()
+        pool.pool.give_back(connection, HERE, is_kept=True)
+    waiting = asyncio.ensure_future(pool.pool.wait_for_use())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.sleep(0)
+    assert await pool.used()
+
+
 async def test_a_whole_answer_gives_its_connection_back_and_a_cut_one_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -32,8 +32,13 @@ class Silence:
         self.stopped: set[str] = set()
         self.asked: list[str] = []
         self.moved: list[Origin] = []
+        self.is_used, self.looks = asyncio.Event(), 0
+
+    async def wait_for_use(self) -> None:
+        await self.is_used.wait()
 
     def silent_origins(self) -> set[Origin]:
+        self.looks += 1
         return set(self.silent)
 
     async def is_answering(self, url: str, timeout_s: float) -> bool:
@@ -87,6 +92,23 @@ async def test_a_silent_worker_that_answers_no_health_is_stalled_and_who_waits_t
     assert await watched.look(ONE, OTHER, for_s=1.5) == {1}
     assert watched.waits.broken_off == [{1}]
     assert watched.upstream.moved == []
+
+
+async def test_nothing_is_looked_at_while_no_worker_owes_an_answer_or_is_stalled() -> None:
+    watched = Watched()
+    watch = asyncio.ensure_future(watched.stalled.watch(lambda: [[ONE, OTHER]], lambda _: True))
+    await asyncio.sleep(60)
+    assert watched.upstream.looks == 0
+    watched.upstream.is_used.set()
+    watched.upstream.stop(ONE)
+    await asyncio.sleep(5)
+    assert watched.stalled.ids == {1}
+    watched.upstream.is_used.clear()
+    watched.upstream.go_on(ONE)
+    await asyncio.sleep(60)
+    assert watched.stalled.ids == set()
+    assert watched.upstream.looks < 20
+    watch.cancel()
 
 
 async def test_one_that_is_silent_and_answers_is_asked_again_and_never_stalled() -> None:
