@@ -5,6 +5,7 @@ program that has not begun yet, and a closed terminal does not end ``serve``, as
 """
 
 import _signal  # type: ignore[import-not-found]  # not ``signal``: its enumerations take as long as the rest
+import gc
 import sys
 
 
@@ -15,6 +16,7 @@ def main() -> None:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     if sys.argv[1:2] == ["serve"]:
         _signal.signal(_signal.SIGHUP, lambda number, frame: None)  # what it starts does not inherit that
+        gc.disable()  # until it serves: imports leave no garbage, and looking for it takes a seventh of them
     from dynaplan.cli import main as run
 
     if is_pythons:

@@ -34,6 +34,7 @@ from dynaplan.util.errors import ConfigError, Faults
 
 if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
+    from dynaplan.config.settings.planner import PlannerSettings
     from dynaplan.contract.gpus import Gpu
     from dynaplan.graph.loading import Graph
     from dynaplan.graph.model import GraphSpec, ServiceSpec
@@ -173,20 +174,25 @@ def _check_engine(service: ServiceSpec, _graph: GraphSpec, config: Sections) -> 
 
 
 def _check_planner(service: ServiceSpec, graph: GraphSpec, config: Sections) -> list[str]:
-    from dynaplan.planner.inputs import check_sources
-
     if graph.on_demand:
         for name, settings in settings_of_models(config, graph.namespace).items():
             try:
-                check_sources(settings)
+                _check_sources(settings)
             except ConfigError as error:
                 raise ConfigError(f"Models.{name}: {error.args[0]}", hint=error.hint) from error
         return []
     options = section_options(config, service.name)
-    check_sources(settings_in_graph(options, graph.namespace, config))
+    _check_sources(settings_in_graph(options, graph.namespace, config))
     if options.get("environment") != "kubernetes":
         return []
     return ["environment = kubernetes means local here: it scales this box"]
+
+
+def _check_sources(settings: PlannerSettings) -> None:
+    if settings.sees_traffic:
+        from dynaplan.planner.inputs import check_sources  # half of a planner: 25 ms
+
+        check_sources(settings)
 
 
 def _check_frontend(service: ServiceSpec, _graph: GraphSpec, config: Sections) -> list[str]:

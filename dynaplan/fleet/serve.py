@@ -8,6 +8,7 @@ asks for the end, and everything is drained and ended (``shutdown.py``).
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shlex
@@ -148,6 +149,8 @@ class Serving:
         self._greet()
         shutdown = self._shutdown(arbiter)
         await self._start(arbiter)
+        gc.freeze()  # what was imported stays
+        gc.enable()
         # Not before: a supervisor that has not heard of this process ends everything at Ctrl-C without it.
         ready = asyncio.create_task(self._report_ready(begun_s, workers), name="readiness")
         try:

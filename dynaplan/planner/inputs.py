@@ -31,13 +31,11 @@ log = logging.getLogger(__name__)
 
 
 def check_sources(settings: PlannerSettings) -> None:
-    """Raise ConfigError when the settings name a missing profile, trace or library.
+    """Raise ConfigError when a planner that sees traffic lacks its policy, profile, trace or library.
 
     Of a Prometheus server only the address is checked.
     """
     load_own_policy(settings)
-    if not settings.sees_traffic:
-        return
     if settings.prometheus_endpoint:
         _prometheus(settings)
     if settings.is_by_targets:
