@@ -132,7 +132,8 @@ class SimulatedWorker:
     """One worker: its life as ``serve`` records it, its engine, and the router's book of it.
 
     ``number`` is the id by which the router knows it. The book of a prefill worker counts its prompts only;
-    ``is_computing`` while a step of it has not ended.
+    ``is_computing`` while a step of it has not ended. It ``is_ready`` while it gets requests: it has started,
+    and does not drain.
     """
 
     record: Worker
@@ -140,11 +141,7 @@ class SimulatedWorker:
     number: int
     book: WorkerBook = field(default_factory=WorkerBook)
     is_computing: bool = False
-
-    @property
-    def is_ready(self) -> bool:
-        """True while the worker gets requests: it has started, and does not drain."""
-        return self.record.state is WorkerState.READY
+    is_ready: bool = False
 
 
 class Pools:
@@ -252,6 +249,8 @@ class Pools:
         self.end_drained(at_s)
 
     def _changed(self, at_s: float) -> None:
+        for worker in self.all():
+            worker.is_ready = worker.record.state is WorkerState.READY
         self.prefillers = tuple(worker for worker in self.all(Role.PREFILL) if worker.is_ready)
         self.decoders = tuple(worker for worker in self.all(Role.DECODE) if worker.is_ready)
         draining = WorkerState.DRAINING

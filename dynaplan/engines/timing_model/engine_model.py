@@ -84,6 +84,9 @@ class RequestState(IntEnum):
     ENDED = 4
 
 
+WAITING, PREFILLING, DECODING, HELD, ENDED = RequestState  # to look one up in the enum takes 0.1 µs
+
+
 class EngineRequest:
     """One request, and once it is submitted its state, which only its model changes.
 
@@ -129,7 +132,7 @@ class EngineRequest:
         self.is_held = is_held
         self.finish_reason = finish_reason
         self.cached_tokens = 0
-        self.state = RequestState.WAITING
+        self.state = WAITING
         self._target = prompt_tokens  # tokens to compute before the next one is emitted
         self._context = 0  # tokens in KV; while decoding: when it joined the batch
         self._emitted = 0  # likewise
@@ -210,7 +213,7 @@ class EngineModel:
         self._waiting: OrderedDict[str, EngineRequest] = OrderedDict()
         self._running: dict[str, EngineRequest] = {}
         self._half_computed: EngineRequest | None = None
-        self._remote_joined: Sequence[EngineRequest] = ()  # last: the next step emits their first token
+        self._remote_joined: tuple[EngineRequest, ...] = ()  # last: the next step emits their first token
         self._held: dict[str, EngineRequest] = {}
         self._clock = 0
         self._decoding = 0
@@ -255,7 +258,7 @@ class EngineModel:
             request = self._running[request_id]
             self._leave(request)
         request.finish_reason = "abort"
-        request.state = RequestState.ENDED
+        request.state = ENDED
         return True
 
     def release(self, request_id: str) -> bool:
@@ -264,11 +267,11 @@ class EngineModel:
         if request is None:
             return False
         self._free(request)
-        request.state = RequestState.ENDED
+        request.state = ENDED
         return True
 
     def emitted_tokens(self, request: EngineRequest) -> int:
-        if request.state is RequestState.DECODING:
+        if request.state is DECODING:
             return request._emitted + self._clock - request._joined_at
         return request._emitted
 
@@ -332,7 +335,7 @@ class EngineModel:
             self._complete(computed)
         for request in remote:
             self._join(request, request.prompt_tokens - 1)
-        self._remote_joined = remote
+        self._remote_joined = tuple(remote)
         return duration_s
 
     def _take_blocks(self, clock: int, steps: int) -> bool:
@@ -359,7 +362,7 @@ class EngineModel:
         while self._filling[place] > self.blocks.free:
             request = next(reversed(self._running.values()))
             self._leave(request)
-            request.state = RequestState.WAITING
+            request.state = WAITING
             request.is_remote = False
             request._context = 0
             request._target = request.prompt_tokens + request._emitted
@@ -401,7 +404,7 @@ class EngineModel:
     ) -> int:
         """Add the request's next chunk, of at most ``budget`` tokens; return its tokens."""
         done, target = request._context, request._target
-        size = min(budget, target - done)
+        size = target - done if target - done < budget else budget
         request._context = done + size
         chunks.append((done, size))
         self.totals.computed_tokens += size
@@ -433,7 +436,7 @@ class EngineModel:
         key = request.request_id
         del self._waiting[key]
         self._running[key] = request
-        request.state = RequestState.PREFILLING
+        request.state = PREFILLING
         request._context = context = len(hashes) * size
         if not request._was_admitted:  # one that was preempted does not count again
             request._was_admitted = True
@@ -490,9 +493,7 @@ class EngineModel:
         self.steps_done = steps
         self.first_token_requests = self.finished = ()
         if self._remote_joined:
-            joined = [each for each in self._remote_joined if each.state is RequestState.DECODING]
-            self.first_token_requests = tuple(joined)
-            self._remote_joined = ()
+            self.first_token_requests, self._remote_joined = self._remote_joined, ()
         if finishing:
             tokens = self._decoding * steps
             self._kv_tokens += tokens
@@ -522,7 +523,7 @@ class EngineModel:
     def _join(self, request: EngineRequest, context: int) -> None:
         """Let the request decode from the next step on, with ``context`` tokens in KV."""
         clock = self._clock
-        request.state = RequestState.DECODING
+        request.state = DECODING
         request._context = context
         request._joined_at = clock
         self._decoding += 1
@@ -548,6 +549,7 @@ class EngineModel:
         else:
             self._last_tokens = [each for each in self._last_tokens if each[2] is not request]
             heapify(self._last_tokens)
+            self._remote_joined = tuple(each for each in self._remote_joined if each is not request)
             self._stop_decoding(request)
         self._free(request)
 
@@ -557,11 +559,11 @@ class EngineModel:
         self.finished += (request,)
         del self._running[request.request_id]
         if request.is_held:
-            request.state = RequestState.HELD
+            request.state = HELD
             self._held[request.request_id] = request
         else:
             self._free(request)
-            request.state = RequestState.ENDED
+            request.state = ENDED
 
     def _free(self, request: EngineRequest) -> None:
         """Release its blocks: for the whole prompt while that is computed, for the tokens in KV after it."""
