@@ -50,8 +50,9 @@ class Distribution:
 
     def add(self, value: float) -> None:
         """Add one value."""
-        self._uncounted.append(value)
-        if len(self._uncounted) >= MAX_UNCOUNTED:
+        values = self._uncounted
+        values.append(value)
+        if len(values) >= MAX_UNCOUNTED:
             self.compact()
 
     @property
@@ -197,7 +198,7 @@ class Outcome:
     engine could serve them, the frontends refused them, or they were left at the end. ``hashed_tokens`` are
     those of answered prompts whose prefixes the trace has, ``cached_tokens`` the part of them that no
     engine computed. ``by_worker`` counts the answers of each decode worker, ``given_up_prefills`` the
-    prompts that waited too long for a prefill worker.
+    prompts that waited too long for a prefill worker; ``total_duration_s`` sums the times to the last tokens.
     """
 
     slo: Slo
@@ -213,7 +214,7 @@ class Outcome:
     cached_tokens: int = 0
     by_worker: Counter[int] = field(default_factory=Counter)
     queued_ms: Distribution = field(default_factory=Distribution)
-    duration_s: Distribution = field(default_factory=Distribution)
+    total_duration_s: float = 0.0
     windows: Windows = field(default_factory=Windows)
 
     def add(
@@ -235,7 +236,7 @@ class Outcome:
         window = self.windows.of(arrival_s)
         window.answered += 1
         window.ttft_ms.add(ttft_ms)
-        self.duration_s.add(duration_s)
+        self.total_duration_s += duration_s
         if queued_s is not None:
             self.queued_ms.add(queued_s * 1000)
         is_ttft_met, is_itl_met = ttft_ms <= self.slo.ttft_ms, True

@@ -97,25 +97,29 @@ class SimulatedEngine:
         """Do every step that begins before that moment, and say whose first and last tokens they emitted."""
         model = self.model
         while (begun_s := self.now_s) < until_s:
-            duration_s = self.step(until_s - begun_s)
+            duration_s = model.step(until_s - begun_s)
             if duration_s is None:
                 return
-            if model.first_token_requests:
+            self.now_s = end_s = begun_s + duration_s
+            if self._changes or model.first_token_requests:
+                # Of several steps in one all but the last are over when somebody asks.
                 first_end_s = begun_s + duration_s / model.steps_done
+                if self._changes:
+                    self._changes.end_step(first_end_s)
                 for request in model.first_token_requests:
                     self._on_first_token(request.request_id, first_end_s)
             for request in model.finished:
-                self._on_end(request.request_id, self.now_s)
+                self._on_end(request.request_id, end_s)
 
-    def step(self, horizon_s: float = 0.0) -> float | None:
-        """Do a step as ``EngineModel.step``, and let its time pass."""
-        duration_s = self.model.step(horizon_s)
-        if duration_s is not None:
-            if self._changes:
-                # Of several steps in one all but the last are over when somebody asks.
-                self._changes.end_step(self.now_s + duration_s / self.model.steps_done)
-            self.now_s += duration_s
-        return duration_s
+    def step(self) -> bool:
+        """Do one step, and let its time pass; False where the engine has nothing to do."""
+        duration_s = self.model.step()
+        if duration_s is None:
+            return False
+        self.now_s += duration_s
+        if self._changes:
+            self._changes.end_step(self.now_s)
+        return True
 
     def publish_changes(self, index: KvIndex, worker: int, now_s: float) -> None:
         """Tell the index, under the worker's number, of the cache's changes that are heard by now."""

@@ -124,8 +124,10 @@ class SimulatedPrefillQueue(Generic[Prompt]):
         usual_s = self._computing.usual_s
         while waiting and rule.is_late(waiting[0].arrival_s, waiting[0].deadline_s, now_s, usual_s):
             late.append(waiting.popleft())
-        oldest_s = late[0].deadline_s if late else None
-        any_in_time = bool(waiting)
+        if not late:
+            self._since_owed += 1
+            return waiting.popleft()
+        any_in_time, oldest_s = bool(waiting), late[0].deadline_s
         takes_late = rule.takes_late(oldest_s, now_s, any_in_time=any_in_time, since_owed=self._since_owed)
         self._since_owed = 0 if takes_late and any_in_time else self._since_owed + 1
         return late.popleft() if takes_late else waiting.popleft()

@@ -401,7 +401,7 @@ class SimulatedService:
 
         The step computes the prompts that the worker holds at this moment: later ones wait for the next step.
         """
-        if not worker.is_computing and worker.engine.step() is not None:
+        if not worker.is_computing and worker.engine.step():
             worker.is_computing = True
             self._schedule(worker.engine.now_s, self._end_prefill_step, worker)
 

@@ -86,5 +86,4 @@ def _beside_best_static(name: str, trace: str) -> Iterator[Row]:
 
 
 def _mean_s(result: Result) -> float:
-    durations_s = result.outcome.duration_s
-    return durations_s.total / durations_s.count
+    return result.outcome.total_duration_s / result.outcome.requests

@@ -221,7 +221,8 @@ class EngineModel:
         self._filling = [0] * settings.block_tokens  # requests that need a block, by the step modulo its size
         self._last_tokens: list[tuple[int, int, EngineRequest]] = []  # heap: the clock then, order of joining
         self._joins = 0
-        self._jitter = UniformDraws(settings.seed)
+        self._jitter = settings.jitter
+        self._jitter_draws = UniformDraws(settings.seed)
 
     @property
     def is_idle(self) -> bool:
@@ -477,7 +478,7 @@ class EngineModel:
         if horizon_s > 0.0:
             steps = self._last_tokens[0][0] - clock
             if steps * duration_ms > 1000 * horizon_s:
-                steps = min(steps, math.ceil(1000 * horizon_s / duration_ms))
+                steps = math.ceil(1000 * horizon_s / duration_ms)
         if steps > taken and not self._take_blocks(clock + taken, steps - taken):
             steps = 1
             if not taken and not self._take_blocks(clock, 1):
@@ -491,9 +492,8 @@ class EngineModel:
         """Let all that decode emit a token in each of the steps; return their duration in seconds."""
         totals, finishing = self.totals, self._last_tokens
         self.steps_done = steps
-        self.first_token_requests = self.finished = ()
-        if self._remote_joined:
-            self.first_token_requests, self._remote_joined = self._remote_joined, ()
+        self.first_token_requests, self._remote_joined = self._remote_joined, ()
+        self.finished = ()
         if finishing:
             tokens = self._decoding * steps
             self._kv_tokens += tokens
@@ -503,8 +503,8 @@ class EngineModel:
                 request = heappop(finishing)[2]
                 self._stop_decoding(request)
                 self._finish(request)
-        if self.settings.jitter:
-            duration_ms *= 1.0 + self.settings.jitter * (2.0 * next(self._jitter) - 1.0)
+        if self._jitter:
+            duration_ms *= 1.0 + self._jitter * (2.0 * next(self._jitter_draws) - 1.0)
         totals.steps += steps
         totals.busy_ms += duration_ms
         return duration_ms / 1000

@@ -90,13 +90,12 @@ def described(result: Result) -> dict[str, Any]:
         for each in outcome.windows
     ]
     counts = {name: getattr(outcome, name) for name in COUNTS}
-    spreads = {
-        name: spread(getattr(outcome, name)) for name in ("ttft_ms", "itl_ms", "queued_ms", "duration_s")
-    }
+    spreads = {name: spread(getattr(outcome, name)) for name in ("ttft_ms", "itl_ms", "queued_ms")}
     return {
         "policy": result.policy,
         **counts,
         **spreads,
+        "total_duration_s": outcome.total_duration_s,
         "by_worker": {str(number): outcome.by_worker[number] for number in sorted(outcome.by_worker)},
         "windows": [sum(column) for column in zip(*windows, strict=True)] + [len(windows)],
         "gpu_hours": result.gpu_hours,

@@ -7,7 +7,7 @@ import pytest
 from dynaplan.contract.traced_requests import TracedRequest
 from dynaplan.engines.timing_model.step_timing import StepTiming
 from dynaplan.events.dispatch_order import DispatchRule
-from dynaplan.graph.lifecycle import Role, WorkerEvent
+from dynaplan.graph.lifecycle import Role
 from dynaplan.simulation.pools import SimulatedWorker
 from dynaplan.simulation.prefill_queue import QueuedPrompt, SimulatedPrefillQueue
 from dynaplan.simulation.router import SimulatedRouting
@@ -166,11 +166,13 @@ def test_directed_prompts_wait_for_nobody_and_no_more_than_allowed_are_held():
 
 def test_prompts_directed_to_a_worker_that_leaves_go_to_the_others():
     simulated = SimulatedService(SETTINGS, workers(2, 1))
-    leaving, other = simulated.pools.serving(Role.PREFILL)
+    both = simulated.pools.serving(Role.PREFILL)
+    simulated.scale(workers(1, 1))
+    other, leaving = sorted(both, key=lambda each: not each.is_ready)
+    assert not leaving.is_ready
     queue: Queue = SimulatedPrefillQueue(2)
     queue.ask(other)
     queue.direct(QueuedPrompt("a"), leaving)
-    leaving.record = leaving.record.after(WorkerEvent.TOLD_TO_LEAVE, 0.0)
 
     assert [(each.number, key) for each, key in given_out(queue)] == [(other.number, "a")]
 

@@ -12,7 +12,7 @@ from types import FrameType
 from dynaplan.lab.simulate.options import SimulateOptions
 from dynaplan.lab.simulate.policy_runs import run_simulations
 
-CALLS_OF_REQUEST = 255
+CALLS_OF_REQUEST = 242
 """Two prefill and two decode workers under a load that keeps them half busy; the trace is read as well."""
 
 

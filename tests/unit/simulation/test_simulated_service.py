@@ -30,7 +30,7 @@ def test_a_request_alone_takes_its_prefill_and_then_one_step_for_each_token():
 
     assert mean(outcome.ttft_ms) == PRECISE(100.0)
     assert mean(outcome.itl_ms) == PRECISE(10.0)
-    assert mean(outcome.duration_s) == PRECISE(0.2)
+    assert outcome.total_duration_s == PRECISE(0.2)
 
 
 def test_a_remote_prefill_costs_the_transfer_and_one_decode_step_more():
