@@ -136,6 +136,7 @@ def main(package: str, modules: str, supervisor_pid: str) -> int:
     while len(os.listdir("/proc/self/task")) == 1:
         if waiting and not is_readable(link.fileno(), quiet_s):
             _import(waiting.pop(0))
+            quiet_s = 0.0
             continue
         message, descriptors = link.receive(waits=True) or (END, [])
         if not message:

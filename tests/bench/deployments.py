@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,6 +25,16 @@ def serving(graph: str, config: str, *options: str, wait: bool = True) -> Iterat
         Deployment(Path(directory), graph, config, *options) as deployment,
     ):
         yield deployment.start() if wait else deployment.spawn()
+
+
+def keep_bytecode() -> None:
+    """Have the processes of deployments find the bytecode of what they import, as where pip has installed it.
+
+    Where the environment forbids to write it, each start compiles sources: that is half of its CPU time.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    with serving("graphs.disagg:Frontend", "disagg.yaml", *INSTANT_DISAGG):
+        pass
 
 
 def tree(deployment: Deployment) -> list[psutil.Process]:

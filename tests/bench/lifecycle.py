@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 
 import aiohttp
@@ -13,7 +14,7 @@ import aiohttp
 from dynaplan.contract.store_keys import planner_prefix
 from dynaplan.store.instances import SERVICES_PREFIX
 from dynaplan.store.model import Transaction
-from tests.bench.deployments import INSTANT, INSTANT_DISAGG, serving
+from tests.bench.deployments import INSTANT, INSTANT_DISAGG, keep_bytecode, name_of, run_s, serving, tree
 from tests.bench.table import Row
 from tests.e2e.deployment import MODEL, Deployment
 from tests.fakes.load import stream_one
@@ -21,7 +22,15 @@ from tests.fakes.load import stream_one
 
 def rows(repeats: int) -> Iterator[Row]:
     """Every row of this group."""
-    yield Row("start to first answer", "s", [start_tofirst_answer() for _ in range(repeats)], aim=1.5)
+    keep_bytecode()
+    starts: dict[str, list[float]] = defaultdict(list)
+    for _ in range(repeats):
+        started_s = time.perf_counter()
+        with serving("graphs.disagg:Frontend", "disagg.yaml", *INSTANT_DISAGG, wait=False) as deployment:
+            for part, seconds in time_start(deployment, started_s).items():
+                starts[part].append(seconds)
+    for part, values in starts.items():
+        yield Row(part, "s", values, START_AIM_S if part == START else None)
     yield Row("worker kill -9 to routable again", "s", [kill_to_routable() for _ in range(repeats)], aim=1.5)
     with serving("graphs.agg:Frontend", "agg.yaml", *INSTANT) as deployment:
         ups, downs = asyncio.run(scale_up_and_down(deployment, repeats))
@@ -29,14 +38,22 @@ def rows(repeats: int) -> Iterator[Row]:
         yield Row("scale-down decision to not routed", "ms", [1000 * down for down in downs], aim=10)
 
 
-def start_tofirst_answer() -> float:
-    """From the command to the first complete answer, disaggregated graph, instant engines."""
-    started_s = time.perf_counter()
-    with serving("graphs.disagg:Frontend", "disagg.yaml", *INSTANT_DISAGG, wait=False) as deployment:
-        while not deployment.statefile().get("addresses", {}).get("frontend_url"):
-            time.sleep(0.01)
-        asyncio.run(first_answer(deployment.url))
-        return time.perf_counter() - started_s
+START, START_AIM_S = "start to first answer", 1.0
+
+
+def time_start(deployment: Deployment, started_s: float) -> dict[str, float]:
+    """Wait for the first complete answer of a deployment whose command was started at ``started_s``.
+
+    Return the seconds from then on, to the moment at which ``serve`` starts the first process, and the CPU
+    seconds of each process meanwhile.
+    """
+    while not deployment.statefile().get("addresses", {}).get("frontend_url"):
+        time.sleep(0.005)
+    prepared_s = time.perf_counter() - started_s
+    asyncio.run(first_answer(deployment.url))
+    answered_s = time.perf_counter() - started_s
+    used_s = {f"{START}: CPU of {name_of(each)}": run_s(each.pid) for each in tree(deployment)}
+    return {START: answered_s, f"{START}: until serve starts processes": prepared_s, **used_s}
 
 
 async def first_answer(url: str) -> None:

@@ -176,6 +176,15 @@ def test_what_only_some_need_it_imports_when_nothing_is_asked_for(driven: Driven
     assert json.loads(found["forked"][1].splitlines()[1]) == [True, True, False]
 
 
+def test_after_one_quiet_second_it_imports_all_that_is_left_and_not_a_module_each_second(
+    driven: Driven,
+) -> None:
+    many = 'FIRST = ("early",); WITH = {}; THEN = (*(f"absent{n}" for n in range(90)), "late")'
+    wait = "\nwhile not os.path.exists(own + '/is late'):\n    time.sleep(0.005)\n"
+    found = driven(f"import time\nprepare()\nspawn('first', 'x'){wait}spawn('second', 'x')", many)
+    assert json.loads(found["second"][1].splitlines()[1])[1]
+
+
 def test_what_only_processes_with_a_variable_need_it_imports_before_the_first_of_them(driven: Driven) -> None:
     given = {"without": "", "empty": ", GIVEN=''", "set": ", GIVEN='v'"}
     found = driven("prepare();" + ";".join(f"spawn('{name}', 'x'{each})" for name, each in given.items()))
