@@ -79,7 +79,7 @@ async def test_no_request_notices_that_serve_is_killed(deploy: Callable[..., Dep
     assert load.incomplete == []
     assert starts(deployment) == before
     assert len(owners(deployment)) == 2
-    assert deployment.text.count("Adopted 6 processes") == KILLS
+    assert deployment.text.count("Adopted 7 processes") == KILLS
     assert is_whole(deployment)
     await ended(deployment)
 
@@ -113,7 +113,7 @@ async def test_what_was_adopted_is_scaled_restarted_and_shown_like_any_other(
     deployment = await asyncio.to_thread(deploy, "graphs.disagg:Frontend", "disagg.yaml", *QUIET)
     before = starts(deployment)
     os.kill(serve_of(deployment).pid, signal.SIGKILL)  # type: ignore[union-attr]
-    await eventually(lambda: "Adopted 6" in deployment.text and serve_of(deployment))
+    await eventually(lambda: "Adopted 7" in deployment.text and serve_of(deployment))
     await asyncio.to_thread(deployment.scale, decode=2)
     victim, _ = before["dynamo_PrefillWorker"]
     os.kill(victim, signal.SIGKILL)
