@@ -14,6 +14,8 @@ from dynaplan.http.trace import NO_TRACE, TRACE_PARENT, TRACE_STATE, trace_heade
 
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
+_TRACE_PARENT = TRACE_PARENT.lower().encode()
+
 WholeAnswer = Response
 """An answer that is no stream."""
 
@@ -42,9 +44,9 @@ class Client:
     def trace_headers(self) -> Mapping[str, str]:
         """Return the headers of the client's trace; empty without a usable one."""
         headers = self._request.headers
-        if not (parent := headers.get(TRACE_PARENT)):
+        if _TRACE_PARENT not in headers.first_values:
             return NO_TRACE
-        return trace_headers({TRACE_PARENT: parent, TRACE_STATE: headers.get(TRACE_STATE)})
+        return trace_headers({name: headers.get(name) for name in (TRACE_PARENT, TRACE_STATE)})
 
     async def read_body(self, share: BodyShare, *, max_bytes: int, timeout_s: float) -> bytes:
         """Return the whole body, decompressed; raises ApiError, as ``receive_body`` does."""

@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynaplan.gateway.ollama_api import error_document, is_ollama
-from dynaplan.gateway.openai_api import ApiError
+from dynaplan.gateway.openai_api import JSON_TYPE, ApiError
 from dynaplan.gateway.passthrough import MESSAGES
+from dynaplan.http.messages import Response
 
 _ANTHROPIC_TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -36,6 +37,12 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
 
 
 _OPENAI_ERROR = re.compile(rb'"error":\s*\{')
+
+
+def error_answer(path: str, error: ApiError) -> Response:
+    """Return the answer with that error to a request for that path."""
+    headers = {"Content-Type": JSON_TYPE, **error.headers}
+    return Response(error.status, headers, error_body(path, error))
 
 
 def error_body(path: str, error: ApiError) -> bytes:

@@ -219,8 +219,9 @@ class PartialAnswer:
     def close(self) -> None:
         """Keep nothing any more."""
         self.unread, self.room_bytes = bytearray(), PAGE_BYTES
-        self._pages.give_back(self._taken_pages)
-        self._taken_pages = 0
+        if self._taken_pages:
+            self._pages.give_back(self._taken_pages)
+            self._taken_pages = 0
 
     def text(self) -> str:
         """Return the text of the answer so far."""
@@ -312,6 +313,7 @@ _BOUND_TO_THE_WHOLE = ("echo", "suffix", "prompt_logprobs", "use_beam_search", "
 """Fields whose effect is on the prompt, or on the answer as a whole."""
 
 _BINDING = frozenset((*_GRAMMARS, *_BOUND_TO_THE_WHOLE))
+_MAY_BIND = _BINDING | {"response_format", "tools"}
 _NUMBERS_OF_ANSWERS = ("n", "best_of", "n_cmpl")
 
 
@@ -425,7 +427,7 @@ def _find_obstacle_in_request(call: Call, document: Mapping[str, Any], api: Engi
             return "several answers were asked for"
     if document.get("seed") is not None and document.get("temperature") != 0:
         return "it has a seed"
-    if bound := _find_binding_field(document):
+    if not _MAY_BIND.isdisjoint(document) and (bound := _find_binding_field(document)):
         return f"it has {bound!r}"
     if call.endpoint.is_chat:
         return _find_obstacle_in_chat(document)

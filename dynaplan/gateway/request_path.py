@@ -54,7 +54,7 @@ from dynaplan.gateway import engine_answers
 from dynaplan.gateway.admission import Admission, Place
 from dynaplan.gateway.client import Client, WholeAnswer
 from dynaplan.gateway.engine_answers import NO_USAGE, Failure, Usage, count_tokens
-from dynaplan.gateway.error_forms import as_event, error_event, has_openai_form, translated
+from dynaplan.gateway.error_forms import as_event, error_answer, error_event, has_openai_form, translated
 from dynaplan.gateway.forms import read_form
 from dynaplan.gateway.frontend_models import NO_FILTERS, FrontendModel, FrontendModels
 from dynaplan.gateway.keys.keyring import KeyUse
@@ -158,8 +158,8 @@ class RequestPath:
         """End the process that reads large bodies."""
         await self.reader.close()
 
-    async def answer(self, client: Client, endpoint: ApiPath) -> None:
-        """Answer the request; raises ApiError as long as nothing has been sent."""
+    async def answer(self, client: Client, endpoint: ApiPath) -> WholeAnswer | None:
+        """Answer the request; return the error to be sent as long as nothing has been, else None."""
         self.in_flight += 1
         share, progress = BodyShare(self.bodies), None
         error_type = CANCELLED  # case 8, unless something else is known
@@ -169,18 +169,15 @@ class RequestPath:
             error_type = answered.error_type or CANCELLED
             await client.finish(answered.whole)
             error_type = answered.error_type
-        except ApiError as error:
-            error_type = error.metric
-            raise
+            return None
         except ConnectionError:  # case 8
-            pass
-        except RecursionError:
-            error_type = "validation"
-            raise nested_too_deep() from None
+            return None
         except Exception as error:
-            error_type = "internal"
-            log.exception("a request failed")
-            raise internal_error() from error
+            fault = _as_api_error(error)
+            error_type = fault.metric
+            if not isinstance(error, ApiError | RecursionError):
+                log.exception("a request failed")
+            return None if progress and progress.has_begun else error_answer(endpoint.path, fault)
         finally:
             if progress:
                 progress.end(error_type)
@@ -456,7 +453,7 @@ class Attempt:
         self._booking = booking
         self._api = api
         self._suspect = suspect
-        self._body = b""
+        self._end_bytes = b""
         self._awake: WhileAwake | None = None
         self.instance = booking.instance
         self.hand_off = progress.hand_off
@@ -482,7 +479,7 @@ class Attempt:
 
         To the decode worker's engine all that it took over is cached.
         """
-        usage = engine_answers.find_usage(self._body or self._passing.last_events())
+        usage = engine_answers.find_usage(self._end_bytes)
         return replace(usage, cached_tokens=self.hand_off.cached_tokens) if self.hand_off else usage
 
     async def _exchange_in_slot(self, fields: Mapping[str, Any]) -> Answered:
@@ -546,7 +543,7 @@ class Attempt:
         if not self._api.is_unknown:
             self._check_whole(answer.status, body)
         self._note_answering()
-        self._body = body
+        self._end_bytes = body
         headers = {name: value for name in _FORWARDED_HEADERS if (value := answer.header(name)) is not None}
         headers["Content-Type"] = answer.header("Content-Type") or _JSON
         if answer.status >= 400 and not self._api.is_unknown:
@@ -578,7 +575,8 @@ class Attempt:
                 raise
             death = error
             note_death(self._suspect, death)
-        is_ended = engine_answers.is_ended(endpoint, passing.last_events() or passing.held)
+        self._end_bytes = passing.last_events() or passing.held
+        is_ended = engine_answers.is_ended(endpoint, self._end_bytes)
         if not passing.has_begun:
             if not (is_ended or self._api.is_unknown):
                 raise WorkerDied("its stream ended before the first token")
@@ -668,12 +666,16 @@ def note_death(suspect: Suspect, death: WorkerDied) -> None:
 
 def _error_type_of(error: BaseException) -> str:
     """Return the ``error_type`` label for what has kept a request from being accepted."""
+    if isinstance(error, Exception) and not isinstance(error, ConnectionError):
+        return _as_api_error(error).metric
+    return CANCELLED
+
+
+def _as_api_error(error: Exception) -> ApiError:
+    """Return the error that the client is answered with."""
     if isinstance(error, ApiError):
-        return error.metric
-    if isinstance(error, RecursionError):
-        return "validation"
-    has_left = isinstance(error, ConnectionError) or not isinstance(error, Exception)
-    return CANCELLED if has_left else "internal"
+        return error
+    return nested_too_deep() if isinstance(error, RecursionError) else internal_error()
 
 
 def _error_type(status: int) -> str:

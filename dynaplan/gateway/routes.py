@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -12,10 +13,17 @@ from typing import Protocol
 from dynaplan.contract.page_access import PAGE_PATH
 from dynaplan.gateway.client import Client
 from dynaplan.gateway.engine_paths import EnginePathProxy
-from dynaplan.gateway.error_forms import error_body
+from dynaplan.gateway.error_forms import error_answer
 from dynaplan.gateway.metrics import CONTENT_TYPE
 from dynaplan.gateway.model_routes import ModelRoutes, get_has_side_effects
-from dynaplan.gateway.openai_api import API_PATHS, UNKNOWN_URL, ApiError, ApiPath, not_implemented
+from dynaplan.gateway.openai_api import (
+    API_PATHS,
+    UNKNOWN_URL,
+    ApiError,
+    ApiPath,
+    internal_error,
+    not_implemented,
+)
 from dynaplan.gateway.passthrough import find_unserved
 from dynaplan.gateway.reports import CANCELLED
 from dynaplan.gateway.request_path import RequestPath
@@ -24,6 +32,8 @@ from dynaplan.http.messages import Headers, Request, Response
 from dynaplan.http.routes import ALL_METRICS_PATH, LOAD_HISTORY_PATH
 from dynaplan.http.server import Handler
 from dynaplan.util.errors import nearest
+
+log = logging.getLogger(__name__)
 
 MODELS = "/v1/models"
 
@@ -98,21 +108,25 @@ class FrontendRoutes:
             LOAD_HISTORY_PATH: ("GET", self._render_history),
         }
 
-    async def handle(self, request: Request) -> Response | None:
-        """Return the answer, or None when it has been sent; every ApiError gets a body of its API's shape."""
-        try:
-            if request.is_from_browser:
-                self._check_browser(request)
-                if is_preflight(request.method, request.headers):
-                    return Response(204, preflight_headers(request.headers), b"")
-            elif (refusal := self._browsers.host_refusal(request.headers)) and not self._is_of_page(
-                request.path
-            ):
-                raise _refused(refusal)
-            return await self._handler(request)(request)
-        except ApiError as error:
-            headers = {"Content-Type": "application/json", **error.headers}
-            return Response(error.status, headers, error_body(request.path, error))
+    def handle(self, request: Request) -> Awaitable[Response | None]:
+        """Return the answer, None when it has been sent, to be awaited; raises ApiError, as that may."""
+        if request.is_from_browser:
+            self._check_browser(request)
+            if is_preflight(request.method, request.headers):
+                return self._allow(request)
+        elif (refusal := self._browsers.host_refusal(request.headers)) and not self._is_of_page(request.path):
+            raise _refused(refusal)
+        return self._handler(request)(request)
+
+    def failed(self, request: Request, error: Exception) -> Response:
+        """Return the answer to a request over which an error was raised, in the form of its API."""
+        if not isinstance(error, ApiError):
+            log.error("a request failed", exc_info=error)
+            error = internal_error()
+        return error_answer(request.path, error)
+
+    async def _allow(self, request: Request) -> Response:
+        return Response(204, preflight_headers(request.headers), b"")
 
     @property
     def paths(self) -> dict[str, frozenset[str]]:
@@ -163,23 +177,25 @@ class FrontendRoutes:
             raise not_implemented(reason)
         raise ApiError(404, f"There is no {path} here. {hint}", code=UNKNOWN_URL, metric="not_found")
 
-    def _answer_by_worker(self, request: Request, endpoint: ApiPath) -> Awaitable[None]:
+    def _answer_by_worker(self, request: Request, endpoint: ApiPath) -> Awaitable[Response | None]:
+        loop = asyncio.get_running_loop()
         if self._begun == MAX_STARTS_A_TURN:
-            return self._answer_later(request, endpoint)
+            self._waiting.append(turn := loop.create_future())
+            return self._answer_in_turn(turn, Client(request), endpoint)
         if not self._begun:
-            asyncio.get_running_loop().call_soon(self._begin_turn)
+            loop.call_soon(self._begin_turn)
         self._begun += 1
         return self._path.answer(Client(request), endpoint)
 
-    async def _answer_later(self, request: Request, endpoint: ApiPath) -> None:
-        client, turn = Client(request), asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+    async def _answer_in_turn(
+        self, turn: asyncio.Future[None], client: Client, endpoint: ApiPath
+    ) -> Response | None:
         try:
             await turn
         except asyncio.CancelledError:
             self._path.reports.refuse(client, endpoint, CANCELLED, "unknown")
             raise
-        await self._path.answer(client, endpoint)
+        return await self._path.answer(client, endpoint)
 
     def _begin_turn(self) -> None:
         """Let the requests begin that wait for it, as many as may, in their order."""

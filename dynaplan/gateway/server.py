@@ -27,7 +27,6 @@ from dynaplan.contract.running_limits import running_limits_prefix
 from dynaplan.contract.store_keys import fleet_key
 from dynaplan.gateway import timing
 from dynaplan.gateway.admission import Admission
-from dynaplan.gateway.error_forms import error_body
 from dynaplan.gateway.frontend_models import (
     FrontendModel,
     FrontendModels,
@@ -44,7 +43,6 @@ from dynaplan.gateway.llama_swap_api import LlamaSwapApi
 from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.model_queue import DemandPublisher
 from dynaplan.gateway.model_routes import ModelRoutes
-from dynaplan.gateway.openai_api import JSON_TYPE, internal_error
 from dynaplan.gateway.prefill.remote_prefill import RemotePrefill
 from dynaplan.gateway.recording import TrafficRecording
 from dynaplan.gateway.reports import Reports
@@ -404,9 +402,7 @@ class FrontendServer:
             closed=self._metrics.count_closed_connection,
             batch=self._batch,
             readable_by=self._routes.readable_by,
-            failed=lambda request: Response(
-                500, {"Content-Type": JSON_TYPE}, error_body(request.path, internal_error())
-            ),
+            failed=self._routes.failed,
             last_words=last_words,
         )
 

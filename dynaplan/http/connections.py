@@ -99,8 +99,8 @@ class ServerConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._batch = batch
         self.origin = origin
-        self.reads = 0
-        self.noted_reads = 0
+        self.has_received = False
+        """Whether anything has arrived since ``ConnectionPool.silent_origins`` looked last."""
         self.is_movable: Callable[[], bool] | None = None
         self._transport: asyncio.Transport | None = None
         self._pieces: list[bytes] = []
@@ -246,7 +246,7 @@ class ServerConnection(asyncio.Protocol):
 
         Beside other streams that is done at the end of the loop's turn, when the batch calls this again.
         """
-        self.reads += 1
+        self.has_received = True
         if self._batch.gathers and self._sink is not None:
             self._batch.add(self, data)
             return
@@ -443,8 +443,8 @@ class ConnectionPool:
             return
         self._used.remove(connection)
         connection.is_movable = None
-        if connection.reads != connection.noted_reads:
-            connection.noted_reads = connection.reads
+        if connection.has_received:
+            connection.has_received = False
             self._lively.add(origin)
         if not (is_kept and connection.is_reusable):
             connection.close()
@@ -461,8 +461,8 @@ class ConnectionPool:
         self._lively = set()
         for connection in self._used:
             used.add(connection.origin)
-            if connection.reads != connection.noted_reads:
-                connection.noted_reads = connection.reads
+            if connection.has_received:
+                connection.has_received = False
                 lively.add(connection.origin)
         return used - lively
 

@@ -93,12 +93,13 @@ def _nobody(path: str, headers: Headers) -> str:
     return ""
 
 
-def _server_error(request: Request) -> Response:
+def _server_error(request: Request, error: Exception) -> Response:
+    log.error("a request failed", exc_info=error)
     return Response.json({"error": "the server failed"}, 500)
 
 
 class HttpServer:
-    """Answers the requests of its connections by ``handle``, and by ``failed`` where that raises.
+    """Answers the requests of its connections by ``handle``, and by ``failed`` where that raises an error.
 
     ``closed`` is called with the reason for each connection that is closed over a limit. ``batch`` gathers
     the writes of streams. While it ``is_draining``, every answer says "Connection: close". ``keep`` makes the
@@ -113,7 +114,7 @@ class HttpServer:
         closed: Callable[[str], None] = lambda reason: None,
         batch: StreamBatch | None = None,
         readable_by: ReadableBy = _nobody,
-        failed: Callable[[Request], Response] = _server_error,
+        failed: Callable[[Request, Exception], Response] = _server_error,
         last_words: Callable[[str], bytes] = lambda path: b"",
     ) -> None:
         self.handle = handle
@@ -437,10 +438,9 @@ class ClientConnection(asyncio.Protocol):
                 response = await self._server.handle(request)
             except ConnectionError:
                 raise
-            except Exception:
-                log.exception("a request failed")
-                is_begun = self._is_started and not self._unsent_head
-                response = None if is_begun else self._server.failed(request)
+            except Exception as error:
+                failed = self._server.failed(request, error)
+                response = None if self._is_started and not self._unsent_head else failed
             if response is not None:
                 await self.respond(request, response)
         except ConnectionError:
