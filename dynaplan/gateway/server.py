@@ -282,13 +282,12 @@ class FrontendServer:
         self._inputs.start()
         listen_on = self._runtime.public_socket
         listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
-        shared = _shared_directory(settings, "frontend-connections")
-        turns = AcceptTurns(shared) if shared else None
+        turns = AcceptTurns(_shared_directory(settings, "connections"))
         if (keeper := os.environ.get(KEEPER_VARIABLE)) and not self._runtime.server_tls:
             host, port = listen_on.getsockname()[:2]  # what TLS needs to go on dies with this process
             self._kept = KeptConnections(keeper, (HERE.get(host, host), port))
             self._server.keep = self._kept.keep
-        self._server.listen(listen_on, is_alone=turns is None, turns=turns, tls=self._runtime.server_tls)
+        self._server.listen(listen_on, turns=turns, tls=self._runtime.server_tls)
         log.info("the OpenAI API is at %s", self._public_url())
         self._runtime.spawn(
             self._stalled.watch(

@@ -4,7 +4,7 @@
 |---|---|
 | ``server`` | a connection of a client, from its bytes to the ``Handler`` and back, on httptools |
 | ``messages`` | requests and responses as handlers see them |
-| ``acceptor`` | new connections, one at a time, and their TLS handshakes |
+| ``acceptor`` | new connections, and their TLS handshakes |
 | ``limits`` | slow clients, and too many |
 | ``connections`` | connections to servers, pooled; whole answers and streams |
 | ``client`` | requests to other processes: ``get``, and ``HttpClient`` for more than one |

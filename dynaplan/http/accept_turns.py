@@ -1,15 +1,15 @@
-"""Which of the processes on one listening socket takes the next connection: one that has few.
+"""Which of the processes on one listening socket takes how many of the connections that wait: an equal part.
 
-Each shares the number of its open connections. One with more than a sixteenth more than the fewest leaves the
-next to the others for a moment, but not for ever: when the one with the fewest has not looked for
-``MOST_LEFT`` moments it may hang, and nothing more is left to it before it looks again. Its connections alone
-do not tell: with short ones there is never any open.
+Each shares the number of its connections, and takes what it lacks to an equal part of all, open and waiting.
+One that has its part leaves the rest to the others for a moment; there is always one that has less. It may
+hang: when it has not looked for ``MOST_LEFT`` moments it is left out, and so are its connections, until it
+looks again. Its connections alone do not tell: with short ones there are never any open.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,58 +17,61 @@ from dynaplan.http.timing import OTHER_ACCEPTORS_POLL_S
 from dynaplan.util.shared_words import SharedWords
 
 MOST_LEFT = 20
+"""Moments (``ACCEPT_YIELD_S``) for which connections are left to a process that does not look for them."""
 
 
 class Shared(NamedTuple):
-    """What a process tells the others: its open connections, and how often it has looked for a new one."""
+    """What a process tells the others: its open connections, and how often it has looked for new ones."""
 
     connections: int
     looks: int
 
 
-class FairPart:
-    """Decides for one process whether it leaves a connection to others that have fewer.
-
-    It remembers how many connections it has left in a row, and takes the next one after MOST_LEFT.
-    """
+class EqualPart:
+    """Decides for one process how many of the waiting connections it takes."""
 
     def __init__(self) -> None:
-        self._fewest: Shared | None = None
-        self._left = 0
+        self._left: dict[tuple[str, int], int] = {}
+        """Name of a process, and how often it has looked -> how often something was left to it since."""
 
-    def leaves_next(self, own: int, others: Iterable[Shared]) -> bool:
-        """Tell whether to leave the next connection to the others.
+    def lacking(self, own: int, waiting: int, others: Mapping[str, Shared]) -> int:
+        """Return how many of the ``waiting`` connections are to be taken; 0 leaves all to the others.
 
-        ``own`` is the number of open connections of this process.
+        ``own`` is the number of open connections of this process; ``others`` are those by name.
         """
-        fewest = min(others, default=None)
-        if fewest is None or own - own // 16 <= fewest.connections:
-            return False
-        if fewest != self._fewest:
-            self._fewest, self._left = fewest, 0
-        self._left += 1
-        return self._left <= MOST_LEFT
+        looks = {(name, each.looks): each for name, each in others.items()}
+        awake = [each for look, each in looks.items() if self._left.get(look, 0) < MOST_LEFT]
+        of_all = own + waiting + sum(each.connections for each in awake)
+        part = -(-of_all // (1 + len(awake)))
+        if waiting and part <= own:
+            self._left = {look: self._left.get(look, 0) + 1 for look in looks}
+        return min(waiting, max(0, part - own))
 
 
 class AcceptTurns:
-    """Shares the numbers of connections among the processes that accept on one socket, and takes turns.
+    """Shares the numbers of connections among the processes that accept on one socket.
 
-    ``directory`` is the one that all these processes share.
+    ``directory`` is the one that all these processes share; without one there is only this process.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
         self._shared = SharedWords(directory, 2)
-        self._part = FairPart()
+        self._part = EqualPart()
         self._look_at_s = 0.0
 
-    def leaves_next(self, connections: int) -> bool:
-        """Share the number of open connections of this process; tell whether others are to take the next."""
+    def share(self, connections: int) -> None:
+        """Tell the others the number of open connections of this process."""
+        self._shared.mine[0] = connections
+
+    def lacking(self, connections: int, waiting: int) -> int:
+        """Share the number of open connections; return how many of the waiting ones are to be taken."""
         if (now_s := time.monotonic()) >= self._look_at_s:
             self._look_at_s = now_s + OTHER_ACCEPTORS_POLL_S
             self._shared.look_for_others()
-        mine = self._shared.mine
-        mine[0], mine[1] = connections, mine[1] + 1
-        return self._part.leaves_next(connections, [Shared(*each) for each in self._shared.others.values()])
+        self.share(connections)
+        self._shared.mine[1] += 1
+        others = {name: Shared(*words) for name, words in self._shared.others.items()}
+        return self._part.lacking(connections, waiting, others)
 
     def close(self) -> None:
         """Withdraw this process's numbers, so that the others leave no connections to it."""

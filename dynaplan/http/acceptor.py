@@ -1,12 +1,10 @@
 """Accepting connections, and their TLS handshakes, on a socket that other processes may listen on too.
 
-1. **One connection at a time**, so that processes that share one listening socket share the load. The
-   event loops' own servers accept all that waits when they wake up: of two processes on one socket the first
-   to wake took all of 64 connections. One connection for each turn of the loop is not enough, because the
-   first is awake already when the next one comes. So each process that is not alone stops accepting for a
-   moment after a connection, and the others take the next ones; so it does when it ``leaves_next``, as one
-   with more connections than the others. docs/decisions/0032 has the figures. One that is alone takes
-   several in a turn: the last of many would wait for as many turns, each longer by the streams before it.
+1. **An equal part**, so that processes that share one listening socket share the load. The event loops' own
+   servers accept all that waits when they wake up: of two processes on one socket the first to wake took all
+   of 64 connections. Here each takes what it lacks to an equal part (``accept_turns``), several in a turn of
+   its loop, and stops accepting for a moment where that is nothing, so that the others take the rest.
+   docs/decisions/0032 has the figures.
 2. **Handshake.** With TLS the handshake comes first, and at the end what was written is sent.
 """
 
@@ -16,9 +14,12 @@ import asyncio
 import errno
 import logging
 import socket
+import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+from dynaplan.http.accept_turns import AcceptTurns
 from dynaplan.http.timing import (
     ACCEPT_PAUSE_S,
     ACCEPT_YIELD_S,
@@ -37,7 +38,7 @@ BACKLOG = 1024
 """Connections that the kernel queues before they are accepted."""
 
 MAX_ACCEPTED_A_TURN = 16
-"""Connections that a process that is alone accepts in a turn of the loop, which takes some 0.5 ms."""
+"""Connections that a process accepts in a turn of the loop, which takes some 0.5 ms."""
 
 
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -47,8 +48,8 @@ class Acceptor:
     """Accepts connections on one socket, which other processes may listen on too, from ``start`` to ``stop``.
 
     ``welcome`` makes the protocol of an accepted connection; while ``has_room`` says no, connections wait in
-    the kernel. ``is_alone`` says that no other process accepts there; if not, ``leaves_next`` tells, when a
-    connection waits, whether others should take it. ``tls`` is what connections speak, None for clear.
+    the kernel. ``turns`` shares them with the other processes. ``tls`` is what connections speak, None for
+    clear.
     """
 
     def __init__(
@@ -57,16 +58,16 @@ class Acceptor:
         welcome: Callable[[socket.socket], asyncio.Protocol],
         *,
         has_room: Callable[[], bool] = lambda: True,
-        is_alone: bool = True,
-        leaves_next: Callable[[], bool] = lambda: False,
+        turns: AcceptTurns | None = None,
         tls: ServerTls | None = None,
     ) -> None:
         self._socket = listen_on
         self._welcome = welcome
         self._has_room = has_room
-        self._is_alone = is_alone
-        self._leaves_next = leaves_next
+        self._turns = turns or AcceptTurns()
         self._loop = asyncio.get_running_loop()
+        self._accepted: set[weakref.ref[socket.socket]] = set()
+        """The connections of this process; uvloop lets go of closed ones, and of failed handshakes."""
         self._connecting = BackgroundTasks()
         self._handshakes = TlsHandshakes(tls) if tls else None
         self._pause: asyncio.TimerHandle | None = None
@@ -90,6 +91,7 @@ class Acceptor:
         """
         if self._socket.fileno() < 0:
             return
+        self._turns.close()
         self._loop.remove_reader(self._socket)
         for _ in range(BACKLOG):
             if not self._accept_one():
@@ -111,12 +113,14 @@ class Acceptor:
     def _accept(self) -> None:
         if not self._has_room():
             self._pause_accepting(NO_ROOM_PAUSE_S)
-        elif self._is_alone:
-            for _ in range(MAX_ACCEPTED_A_TURN):
-                if not (self._accept_one() and self._has_room()):
-                    break
-        elif self._leaves_next() or self._accept_one():
+            return
+        waiting = _count_waiting(self._socket)
+        lacking = self._turns.lacking(len(self._accepted), waiting)
+        if waiting and not lacking:
             self._pause_accepting(ACCEPT_YIELD_S)
+        for _ in range(min(lacking, MAX_ACCEPTED_A_TURN)):
+            if not (self._accept_one() and self._has_room()):
+                break
 
     def _accept_one(self) -> bool:
         """Accept a connection; return False when none waits, or there are no resources for one."""
@@ -127,8 +131,14 @@ class Acceptor:
                 log.error("no connection can be accepted: %s; trying again soon", error.strerror)
                 self._pause_accepting(ACCEPT_PAUSE_S)
             return False
+        self._accepted.add(weakref.ref(connection, self._lost))
+        self._turns.share(len(self._accepted))
         self._connecting.spawn(self._connect(self._welcome(connection), connection))
         return True
+
+    def _lost(self, connection: weakref.ref[socket.socket]) -> None:
+        self._accepted.discard(connection)
+        self._turns.share(len(self._accepted))
 
     async def _connect(self, protocol: asyncio.Protocol, connection: socket.socket) -> None:
         if self._handshakes:
@@ -145,6 +155,11 @@ class Acceptor:
         self._pause = None
         if self._socket.fileno() >= 0:
             self._loop.add_reader(self._socket, self._accept)
+
+
+def _count_waiting(listening: socket.socket) -> int:
+    """Return the number of connections that nobody has accepted (``tcpi_unacked`` of a listening socket)."""
+    return int.from_bytes(listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 28)[24:], sys.byteorder)
 
 
 MAX_HANDSHAKES = 1024

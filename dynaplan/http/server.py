@@ -124,7 +124,6 @@ class HttpServer:
         self.limited = LimitedConnections(limits, self._make_connection, closed)
         self.is_draining = False
         self._acceptor: Acceptor | None = None
-        self._turns: AcceptTurns | None = None
         self._watching = BackgroundTasks()
         self.keep: Keep | None = None
         self.last_words = last_words
@@ -139,23 +138,15 @@ class HttpServer:
         self,
         listen_on: socket.socket,
         *,
-        is_alone: bool = True,
         turns: AcceptTurns | None = None,
         tls: ServerTls | None = None,
     ) -> None:
         """Take the connections of this socket, and hold them to the limits; see ``Acceptor``.
 
-        ``turns`` shares the connections with other processes on the socket; None: they do not coordinate.
+        ``turns`` shares the connections with other processes on the socket; None: there are none.
         """
-        limited, self._turns = self.limited, turns
-        self._acceptor = Acceptor(
-            listen_on,
-            limited.welcome,
-            has_room=limited.has_room,
-            is_alone=is_alone,
-            leaves_next=lambda: turns is not None and turns.leaves_next(len(limited.open)),
-            tls=tls,
-        )
+        limited = self.limited
+        self._acceptor = Acceptor(listen_on, limited.welcome, has_room=limited.has_room, turns=turns, tls=tls)
         self._acceptor.start()
         self._watching.spawn(limited.watch(), "watch connections")
 
@@ -169,8 +160,6 @@ class HttpServer:
 
     async def stop_listening(self) -> None:
         """Take no more connections; open ones continue. Twice is once."""
-        if self._turns:
-            self._turns.close()
         if self._acceptor:
             await self._acceptor.stop()
 

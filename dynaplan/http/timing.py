@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Servers
 ACCEPT_YIELD_S = 0.001
-"""Without accepting after each connection taken, or left to other processes on the same socket."""
+"""Without accepting after connections were left to the other processes on the same socket."""
 OTHER_ACCEPTORS_POLL_S = 1.0
 """Between two looks for other processes on the same socket, while connections come."""
 ACCEPT_PAUSE_S = 0.5

@@ -57,6 +57,7 @@ class WorkerEnvironment:
     namespace: str
     worker_name: str
     worker_token: str
+    runtime_dir: str
     log_dir: str
     parent_pid: int
     host: str
@@ -76,6 +77,7 @@ class WorkerEnvironment:
             namespace=namespace,
             worker_name=environment.get("DYNAPLAN_WORKER_NAME") or f"{namespace}_{service_name}",
             worker_token=environment.get("DYNAPLAN_WORKER_TOKEN", ""),
+            runtime_dir=environment.get("DYNAPLAN_RUNTIME_DIR", ""),
             log_dir=environment.get("DYNAPLAN_LOG_DIR", ""),
             parent_pid=int(_number(environment, "DYNAPLAN_PARENT_PID", 0)),
             host=environment.get("DYNAMO_HOST", FrontendSettings.host),
@@ -147,6 +149,7 @@ async def _run_worker(
     log_file: LogFile | None,
     alone: Standalone | None,
 ) -> int:
+    from dynaplan.http.accept_turns import AcceptTurns
     from dynaplan.http.limits import ConnectionLimits
     from dynaplan.store import connections
     from dynaplan.worker.hosting import Host
@@ -174,7 +177,9 @@ async def _run_worker(
 
     def public() -> WorkerServer:
         listen_on = inherited or bound_socket(environment.host, environment.port, is_shared=True)
-        return WorkerServer(listen_on, environment.api_key, ConnectionLimits(option="ulimit -n"), tls=tls)
+        turns = AcceptTurns(Path(environment.runtime_dir, "connections") if environment.runtime_dir else None)
+        limits = ConnectionLimits(option="ulimit -n")
+        return WorkerServer(listen_on, environment.api_key, limits, tls=tls, turns=turns)
 
     host = Host(service, runtime)
     deadline_s = _number(runtime.settings, "drain-deadline", environment.drain_deadline_s)

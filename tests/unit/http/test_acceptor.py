@@ -13,8 +13,10 @@ import asyncio
 import errno
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,6 +24,7 @@ import pytest
 import uvloop
 
 from dynaplan.http import acceptor
+from dynaplan.http.accept_turns import AcceptTurns
 from dynaplan.http.acceptor import MAX_ACCEPTED_A_TURN, Acceptor
 from dynaplan.http.limits import MAX_CONNECTIONS, ConnectionLimits, raw_error
 from dynaplan.http.tls import ServerTls
@@ -31,15 +34,17 @@ from tests.fakes.polling import eventually
 
 
 class Greeter(asyncio.Protocol):
-    """Answers with its name."""
+    """Answers with its name, and closes the connection, unless that is kept."""
 
-    def __init__(self, name: bytes) -> None:
+    def __init__(self, name: bytes, *, is_kept: bool = False) -> None:
         self._name = name
+        self._is_kept = is_kept
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.write(self._name)
-        transport.close()
+        if not self._is_kept:
+            transport.close()
 
 
 @contextmanager
@@ -54,21 +59,21 @@ async def greetings(connections: list[socket.socket]) -> list[bytes]:
     return [await asyncio.to_thread(connection.recv, 10) for connection in connections]
 
 
-async def test_processes_on_one_socket_share_what_waits() -> None:
-    """Two acceptors in one loop: after one connection each leaves the next to the other."""
+async def test_processes_on_one_socket_share_what_waits(tmp_path: Path) -> None:
+    """Two acceptors in one loop."""
     listen_on = bound_socket("127.0.0.1", 0)
     both = [
-        Acceptor(copy, lambda _, name=name: Greeter(name), is_alone=False)  # type: ignore[misc]
+        Acceptor(copy, lambda _, name=name: Greeter(name, is_kept=True), turns=AcceptTurns(tmp_path))  # type: ignore[misc]
         for copy, name in ((listen_on, b"a"), (listen_on.dup(), b"b"))
     ]
     listen_on.listen()
-    with clients(both[0].address[1], 20) as waiting:
+    with clients(both[0].address[1], 3 * MAX_ACCEPTED_A_TURN) as waiting:
         for acceptor in both:
             acceptor.start()
         answers = await greetings(waiting)
     for acceptor in both:
         await acceptor.stop()
-    assert sorted(answers) == [b"a"] * 10 + [b"b"] * 10
+    assert Counter(answers) == dict.fromkeys((b"a", b"b"), len(waiting) // 2)
 
 
 async def test_a_process_that_is_alone_accepts_several_in_a_turn_and_no_more_than_have_room() -> None:
@@ -246,6 +251,22 @@ async def is_served(listener: Listener, trusting: ssl.SSLContext) -> bool:
 async def is_closed(client: socket.socket) -> bool:
     client.settimeout(ANSWER_S)
     return await asyncio.to_thread(client.recv, 1) == b""
+
+
+def test_others_are_told_of_a_connection_from_its_acceptance_to_its_end(tls: ServerTls) -> None:
+    """On uvloop, as all processes are that share a socket."""
+
+    async def others_are_told(speaks: ServerTls | None) -> None:
+        turns = mock.Mock(wraps=AcceptTurns())
+        acceptor = Acceptor(bound_socket("127.0.0.1", 0), lambda _: Echo(), turns=turns, tls=speaks)
+        acceptor.start()
+        with clients(acceptor.address[1], 2):
+            await eventually(lambda: turns.share.call_args == mock.call(2))
+        await eventually(lambda: turns.share.call_args == mock.call(0))
+        await acceptor.stop()
+
+    for speaks in (None, tls):  # over TLS both leave before their handshake
+        uvloop.run(others_are_told(speaks))
 
 
 def test_what_comes_with_the_end_of_the_handshake_reaches_the_protocol(
