@@ -34,6 +34,8 @@ from dynaplan.simulation.prefill_queue import QueuedPrompt, SimulatedPrefillQueu
 from dynaplan.simulation.router import SimulatedRouter, SimulatedRouting
 from dynaplan.simulation.tally import OutcomeTally, Tally
 
+REMOTE = PrefillPlace.REMOTE  # to look it up in the enum takes 0.1 µs
+
 REFILL_S = 0.002
 """Seconds from the end of a prompt's prefill until the next prompt takes its place: a live worker publishes
 the answer, acknowledges the work and asks for more, two round trips to NATS of about 1 ms. Its next step has
@@ -273,7 +275,7 @@ class SimulatedService:
             len(self.pools.prefillers),
             running=request.decode.book.in_flight if request.decode else 0,
         )
-        if place is PrefillPlace.REMOTE:
+        if place is REMOTE:
             self.outcome.remote_prefills += 1
             self._queue_prefill(request)
             self._hand_out()
