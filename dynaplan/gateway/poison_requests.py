@@ -81,11 +81,6 @@ class Suspect:
             self._isolation.release()
             self._isolation = None
 
-    def mark_answered(self) -> None:
-        """Clear the request: the whole answer has arrived."""
-        if self._poison.evidence:
-            self._poison.clear(self.call)
-
     def worker_died(self) -> None:
         """Record the death of the worker against each request in flight there."""
         if self._process:
@@ -129,8 +124,9 @@ class PoisonRequests:
         return Suspect(self, call, self._isolation)
 
     def clear(self, call: Call) -> None:
-        """Forget what is known against the request."""
-        self.evidence.pop(_hash(call), None)
+        """Forget what is known against the request: its whole answer has arrived."""
+        if self.evidence:
+            self.evidence.pop(_hash(call), None)
 
     def record_death(self, process: Process, reporter: Suspect) -> None:
         """Record the death of a worker's process, once."""

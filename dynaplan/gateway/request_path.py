@@ -265,17 +265,18 @@ class RequestProgress:
 
     async def run(self) -> Answered:
         """Attempt the request until it is answered; raises ApiError while nothing has been sent."""
+        poison = self.path.poison
         try:
             while True:
                 # The verdict over a request is by the client's body, whatever this attempt asks for.
-                suspect = await self.path.poison.admit(self.asked, has_begun=self.stream is not None)
+                suspect = await poison.admit(self.asked, has_begun=self.stream is not None)
                 try:
                     answered = await self._attempt(suspect)
                 except FAILURES as failure:
                     self._decide(failure, suspect)
                 else:  # case 7
                     if not answered.error_type:
-                        suspect.mark_answered()
+                        poison.clear(self.asked)
                     is_late = answered.whole is not None and self.has_begun
                     return await self._as_event(answered) if is_late else answered
                 finally:

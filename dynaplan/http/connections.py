@@ -81,7 +81,12 @@ class Stalled(ConnectionError):
 
 
 class Sink(Protocol):
-    """Passes a stream on as it arrives."""
+    """Passes a stream on as it arrives.
+
+    Until it ``has_begun`` to, what arrives is not gathered: a first token does not wait for others.
+    """
+
+    has_begun: bool
 
     def is_movable(self) -> bool:
         """Tell whether another server can go on with the answer, should this one stand still."""
@@ -169,7 +174,10 @@ class ServerConnection(asyncio.Protocol):
             await self._reader
         pieces = self._pieces
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self.drop_unread()
+        pieces.clear()
+        self._unread_bytes = 0
+        if self._is_paused:
+            self._read_on()
         return data
 
     async def forward(self, sink: Sink) -> None:
@@ -192,7 +200,11 @@ class ServerConnection(asyncio.Protocol):
         """Forget what waits for a reader, and read on."""
         self._pieces.clear()
         self._unread_bytes = 0
-        if self._is_paused and self.is_open and self._transport is not None:
+        if self._is_paused:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
             self._is_paused = False
             self._transport.resume_reading()
 
@@ -247,8 +259,9 @@ class ServerConnection(asyncio.Protocol):
         Beside other streams that is done at the end of the loop's turn, when the batch calls this again.
         """
         self.has_received = True
-        if self._batch.gathers and self._sink is not None:
-            self._batch.add(self, data)
+        batch, sink = self._batch, self._sink
+        if batch.gathers and sink is not None and sink.has_begun:
+            batch.add(self, data)
             return
         try:
             self._parser.feed_data(data)

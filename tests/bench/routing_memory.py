@@ -142,7 +142,7 @@ async def routed(source: str, requests: int) -> list[dict[str, float]]:
             booking = await router.book(call, 0.0)
             suspect.sent_to(booking.instance)
             booking.finish_prefill()
-            suspect.mark_answered()
+            poison.clear(suspect.call)
         fleet.compute(booking.instance.instance_id, booking.blocks.hashes)
         flying.append(booking)
         if len(flying) > IN_FLIGHT:

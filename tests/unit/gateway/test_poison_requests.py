@@ -47,7 +47,7 @@ async def death(poison: PoisonRequests, pid: int, *texts: str) -> None:
 async def answer(poison: PoisonRequests, text: str) -> None:
     with closing(await poison.admit(call(text))) as suspect:
         suspect.sent_to(instance(99, 99))
-        suspect.mark_answered()
+        poison.clear(suspect.call)
 
 
 async def is_refused(poison: PoisonRequests, text: str) -> bool:
@@ -208,4 +208,4 @@ async def test_an_answer_that_has_begun_goes_on_and_the_next_request_of_its_body
 async def answer_rest(poison: PoisonRequests, text: str) -> None:
     with closing(await poison.admit(call(text), has_begun=True)) as suspect:
         suspect.sent_to(instance(99, 99))
-        suspect.mark_answered()
+        poison.clear(suspect.call)
