@@ -194,7 +194,7 @@ class KeptRuns:
 
         Those simulate another model or other traffic, stopped before the window, or have too long a backlog.
         """
-        if not self._go_on(service, window):
+        if not self._can_go_on(service, window):
             self._service, self._splits, self._served = service, {}, None
         if not window:
             return
@@ -209,7 +209,7 @@ class KeptRuns:
         for run in self._splits.values():
             run.forget_before(begin_s)
 
-    def _go_on(self, service: ServiceSettings, window: Sequence[DrawnInterval]) -> bool:
+    def _can_go_on(self, service: ServiceSettings, window: Sequence[DrawnInterval]) -> bool:
         """Tell whether the kept runs simulate that service, and the traffic of that window."""
         if self._service is None or all(each.identity != self._newest for each in window):
             return False
