@@ -91,4 +91,4 @@ def test_a_hold_ends_at_its_time_and_serve_says_so(deploy: Callable[..., Deploym
     assert ready(deployment) == 2
     wait_until(lambda: ready(deployment) == 1, 60)
     wait_until(lambda: "decode was held at 2 or more by " in deployment.text, 10)
-    assert ": that is over." in deployment.text
+    assert ": expired." in deployment.text
