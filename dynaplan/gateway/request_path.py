@@ -25,7 +25,7 @@ decision. Below, the number of a case stands where it is found, and where it is 
        third death is the answer 502, and a request that is known to kill workers is answered 500
        (``poison_requests``).
     6. *StreamBroken*: the worker died within the stream, and another one can go on. The next attempt asks for
-       the rest. A retry of that one costs no death: its limit is ``migration-limit``.
+       the rest, up to ``migration-limit`` times. The deaths of case 5 are counted anew for each.
     7. *Answered*: whole; or with an engine's error; or cut where no other worker can go on, which ends with
        an error event and a connection that is closed in the middle of the chunked encoding.
     8. *The client left*: everything is cancelled, and the engine sees its connection close.
@@ -328,11 +328,11 @@ class RequestProgress:
         self._is_prefill_placed = not (needed_hand_off and self.asked.can_be_remote)
         self._renew_deadline()
         if isinstance(failure, StreamBroken):  # case 6
-            self.call = failure.continuation
+            self.call, self.deaths = failure.continuation, 0
             self.report.record.count_migration()
         elif isinstance(failure, WorkerDied):  # case 5; case 4 costs no death
             note_death(suspect, failure)
-            self.deaths += self.stream is None
+            self.deaths += 1
             if self.deaths == MAX_DEATHS:
                 raise worker_failed(f"{self.deaths} workers died over this request: {failure}")
 

@@ -236,8 +236,7 @@ class EngineAnswer:
         try:
             chunk = await connection.read()
         except ConnectionError as error:
-            is_connection_lost = not isinstance(error, Stalled)
-            raise WorkerDied(_reason(error), is_connection_lost=is_connection_lost) from None
+            raise _death_of(error) from None
         if not self._held and (not chunk or chunk.endswith(b"\n")):
             return chunk
         return await self._complete_lines(chunk)
@@ -258,11 +257,15 @@ class EngineAnswer:
         try:
             return await self.connection.read()
         except ConnectionError as error:
-            raise WorkerDied(_reason(error), is_connection_lost=True) from None
+            raise _death_of(error) from None
 
     def close(self) -> None:
         """Give the connection back if the answer was read to its end, else close it."""
         self._pool.give_back(self.connection, self._target.origin, is_kept=self._is_kept)
+
+
+def _death_of(error: ConnectionError) -> WorkerDied:
+    return WorkerDied(_reason(error), is_connection_lost=not isinstance(error, Stalled))
 
 
 def _reason(error: BaseException) -> str:

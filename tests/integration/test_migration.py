@@ -140,6 +140,22 @@ async def test_a_second_death_before_the_next_token_is_tried_elsewhere() -> None
         assert text_of(await streamed(here)) == WHOLE
 
 
+@pytest.mark.parametrize(("act", "words"), [("die_at_role", "3 workers died"), ("error_500", "(500)")])
+async def test_a_stream_ends_when_no_worker_that_is_asked_for_the_rest_brings_a_token(
+    act: str, words: str
+) -> None:
+    async with stage() as here:
+        first = await here.worker("abort_within", CONTINUES)
+        client = asyncio.create_task(cut(here))
+        await eventually(lambda: first.in_flight == 1)
+        others = [await here.worker(act, CONTINUES) for _ in range(2)]
+        await here.leave(first)
+        first.go_on.set()
+        async with asyncio.timeout(10):
+            assert words in await client
+    assert sum(len(each.bodies) for each in others) <= 3
+
+
 async def test_nothing_of_a_migrated_stream_stays_booked() -> None:
     async with stage() as here:
         await here.worker("die_within", CONTINUES)
