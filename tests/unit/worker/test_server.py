@@ -42,7 +42,7 @@ def test_the_name_is_kept_and_its_address_is_bound(monkeypatch: pytest.MonkeyPat
 def test_a_port_that_is_asked_for_is_bound_and_one_that_is_taken_is_named(
     monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
 ) -> None:
-    address = (2, 1, 6, "", ("127.0.0.1", 0))
+    address = (2, 1, 6, "", ("127.0.0.1", unused_tcp_port))
     monkeypatch.setattr(server.socket, "getaddrinfo", lambda *_, **__: [address])
     found = server.bind_advertised("gpu1.example", has_token=True, port=unused_tcp_port)
     assert found
