@@ -186,11 +186,11 @@ def _known(directory: int, gpu: Gpu) -> CappedLimit | None:
 def _has_ended(deployment: str) -> bool:
     """Tell whether the deployment with that statefile runs no more; False where nobody can say."""
     statefile = Path(deployment)
-    if not statefile.parent.is_dir():
-        return False  # another container's
     try:
+        if not statefile.parent.is_dir():
+            return False  # another container's
         document = StatefileStore(statefile).read()
-    except StatefileCorrupt:
+    except (OSError, StatefileCorrupt):  # another user's
         return False
     arbiter = arbiter_of(document) if document else None
     return arbiter is None or not is_alive(arbiter)

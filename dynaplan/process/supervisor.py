@@ -27,9 +27,8 @@ answered at once:
 - ``("keep", name)`` with a descriptor, ``("drop", name)``, ``("remove", paths)``: answer ``("ok",)``. A path
   with a slash at its end is a directory that goes if it is empty. A third part of the message, if there is
   one, has pairs: a file, and a text that it must hold to be removed.
-- ``("hello",)``: answer ``("held", [(name, pid), ...], [kept name, ...], seconds without a program,
-  [(pid, wait status), ...])``, with the kept descriptors. The last are of processes that have ended since a
-  program was here.
+- ``("hello",)``: answer ``("held", [(name, pid), ...], [kept name, ...], seconds without a program)``, with
+  the kept descriptors. Before it comes what has ended since a program was here.
 - ``("here", path, heartbeat, seconds)``, when all is as before: answer ``("ok",)``. The program writes into
   the file ``heartbeat`` from now on, and is killed when it has not for so many seconds. Where a program that
   was killed (SIGKILL) has left the file ``path``, its words, each but the last with a NUL behind it, are the
@@ -360,8 +359,9 @@ class Supervisor:
         elif what == "hello":
             held = [(name, pid) for pid, (name, _) in self._held.items() if pid not in self._ended]
             away_s = self._life.away_s(time.monotonic())
-            ended = list(self._ended_while_away.items())
-            self._post(("held", held, list(self._kept), away_s, ended), self._kept.values())
+            for end in self._ended_while_away.items():
+                self._post(("ended", *end))
+            self._post(("held", held, list(self._kept), away_s), self._kept.values())
         else:
             if what == "keep":
                 self._drop(message[1])

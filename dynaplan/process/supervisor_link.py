@@ -112,8 +112,7 @@ class SupervisorLink:
 
         The descriptors are copies, which this process is to close.
         """
-        (_, children, names, away_s, *earlier), descriptors = self._ask(("hello",))
-        self._early_ends.update(*earlier)  # a supervisor of an older version has none
+        (_, children, names, away_s), descriptors = self._ask(("hello",))
         kept = dict(zip(names, descriptors, strict=True))
         return SupervisorState(dict(children), kept, away_s, self._early_ends)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -217,6 +219,23 @@ async def test_a_cap_whose_statefile_nobody_can_read_here_counts(tmp_path: Path,
     set_back(tmp_path / "third.json")
     assert box.watts == [300.0, 300.0]
     (tmp_path / "elsewhere").rename(tmp_path / "another container's")
+    set_back(tmp_path / "third.json")
+    assert box.watts == [300.0, 300.0]
+
+
+async def test_a_cap_whose_statefile_is_in_a_directory_of_another_user_counts_and_stops_nobody(
+    tmp_path: Path, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = CappedBox(tmp_path / "roots.json", "300W")
+    await box.capping.look()
+    stat = Path.stat
+
+    def refused(path: Path, **options: Any) -> os.stat_result:
+        if path == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refused)  # as below /root, which root itself may read
     set_back(tmp_path / "third.json")
     assert box.watts == [300.0, 300.0]
 
