@@ -5,7 +5,7 @@ have half of TOKENS to one and a half: streams of one length begin and end toget
 than requests that come one by one, and a queue would end it.
 
 Prints one line of JSON when connections stand and every stream has had one answer, and one at the end:
-``seconds``, ``failures``, and in ms the ``ttft`` and the ``itl`` as p50 and p99.
+``seconds``, ``failures``, and in ms the ``ttft``, the ``itl`` and the ``whole`` answer as p50 and p99.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Load:
         self.first_fault = b""
         self.ttft_s: list[float] = []
         self.itl_s: list[float] = []
+        self.whole_s: list[float] = []
 
     def fault(self, answer: bytes) -> None:
         self.failures += 1
@@ -92,6 +93,7 @@ class Stream(asyncio.Protocol):
             self._load.fault(b"status %d" % self._parser.get_status_code())
 
     def on_message_complete(self) -> None:
+        self._load.whole_s.append(time.perf_counter() - self._sent_s)
         self._send()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -127,7 +129,8 @@ async def main(port: int, streams: int, tokens: int, requests: int, keys: int | 
     await asyncio.to_thread(sys.stdin.readline)
     load = Load(tokens, requests, keys)
     seconds = await run(port, load, streams)
-    times = {"ttft_ms": percentiles_ms(load.ttft_s), "itl_ms": percentiles_ms(load.itl_s)}
+    by_name = {"ttft_ms": load.ttft_s, "itl_ms": load.itl_s, "whole_ms": load.whole_s}
+    times = {name: percentiles_ms(values_s) for name, values_s in by_name.items()}
     counts = {"failures": load.failures, "fault": repr(load.first_fault[:300])}
     print(json.dumps({"seconds": seconds, **counts, **times}), flush=True)
 

@@ -1,8 +1,9 @@
 """Two simulated workers in one process: ``python -m tests.bench.data_path.workers PORT PORT STEP_MS``.
 
 They decode as engines do: in steps, of which each gives every running stream one token, as a write and an
-HTTP chunk of its own. A step of 0 ms follows the last one at once. Prefill takes no time. They copy vLLM's
-events: one with the role, one for each token, and ``[DONE]``.
+HTTP chunk of its own. A step of 0 ms follows the last one at once. Prefill takes no time: the first token
+comes at once, or what is called TTFT would be the time until the next step, whenever the request came. They
+copy vLLM's events: one with the role, one for each token, and ``[DONE]``.
 """
 
 from __future__ import annotations
@@ -112,8 +113,10 @@ class Worker(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if tokens := _MAX_TOKENS.search(self._body):
-            self.write(_HEAD + ROLE)
-            self._engine.start(self, int(tokens[1]))
+            left = int(tokens[1]) - 1
+            self.write(_HEAD + ROLE + (TOKEN if left else LAST))
+            if left:
+                self._engine.start(self, left)
             return
         body = _MODELS if self._url.startswith(b"/v1/models") else _INFO
         head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
