@@ -96,6 +96,17 @@ async def test_a_process_that_is_alone_accepts_several_in_a_turn_and_no_more_tha
         assert await greetings(waiting) == [b"a"] * len(waiting)
 
 
+async def test_where_the_kernel_does_not_count_what_waits_it_is_accepted_all_the_same() -> None:
+    acceptor = Acceptor(bound_socket("127.0.0.1", 0), lambda _: Greeter(b"a"))
+    acceptor.start()
+    with (
+        mock.patch("dynaplan.http.acceptor._count_waiting", return_value=0),
+        clients(acceptor.address[1], 3) as waiting,
+    ):
+        assert await greetings(waiting) == [b"a"] * 3
+    await acceptor.stop()
+
+
 async def test_what_waits_at_the_end_is_accepted_and_the_socket_of_others_stays_open() -> None:
     listen_on = bound_socket("127.0.0.1", 0)
     other = listen_on.dup()
