@@ -34,7 +34,7 @@ class Client:
         self.request_id = request.name
         self.headers: Headers = request.headers
         self.rate_headers: Mapping[str, str] = {}
-        """Headers of every answer, which tell of the limits of its key."""
+        """Headers of what an engine answers, which tell of the limits of its key."""
 
     @property
     def content_type(self) -> str:

@@ -85,22 +85,16 @@ class KeptSlot:
         self._memory[at : at + len(words)] = words
         self._write_head(len(words))
 
-    def end_answer(self, *, is_next_coming: bool) -> None:
-        """Note that the answer was written; some of it may still be on its way to the kernel."""
+    def end_answer(self, *, is_sent: bool, is_next_coming: bool) -> None:
+        """Note that the answer was written; with ``is_sent`` the connection is worth keeping again."""
         self._is_mixed = is_next_coming  # its beginning, or the rest of this one, goes with this
-        self._state = CLOSED
+        self._state = WAITING if is_sent and not is_next_coming else CLOSED
         self._most_received_bytes = max(self._most_received_bytes, self._received_bytes)
         if self._most_received_bytes > LARGE_BYTES:
             self._memory.madvise(mmap.MADV_REMOVE, self._at, SLOT_BYTES)
             self._most_received_bytes = 0
         self._received_bytes = 0
         self._write_head()
-
-    def settle(self) -> None:
-        """Note that the kernel has all of the last answer: the connection is worth keeping again."""
-        if self._state == CLOSED and not self._is_mixed:
-            self._state = WAITING
-            self._write_head()
 
     def release(self) -> None:
         """Have the copy of the connection closed."""

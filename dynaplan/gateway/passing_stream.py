@@ -30,11 +30,11 @@ MAX_BEGINNING_BYTES = 64 * 1024
 _QUOTE = ord('"')  # as a number: to look for a text of one byte takes thrice as long
 
 
-class Attempt(Protocol):
-    """The attempt whose stream passes."""
+class StreamOwner(Protocol):
+    """The attempt to which a stream belongs."""
 
-    def begin_answer(self) -> bool:
-        """Begin the answer at its first token; False when the attempt has been given up."""
+    def begin_answer(self) -> None:
+        """Begin the answer, at its first token."""
         ...
 
     def is_movable(self) -> bool:
@@ -56,7 +56,7 @@ class PassingStream:
         write_now: Callable[[bytes], bool],
         record: RequestRecord,
         booking: BookEntry,
-        attempt: Attempt,
+        owner: StreamOwner,
         *,
         is_spliced: bool = False,
     ) -> None:
@@ -64,7 +64,7 @@ class PassingStream:
         self._write_now = write_now
         self._record = record
         self._booking = booking
-        self._attempt: Attempt | None = attempt
+        self._owner: StreamOwner | None = owner
         self._is_spliced = is_spliced
         self._last = deque[bytes](maxlen=LAST_READS)
         self._frame = NO_FRAME
@@ -105,19 +105,19 @@ class PassingStream:
 
     def begin(self) -> bytes:
         """Begin the answer; return what was held back of it."""
-        if self._attempt is None or not self._attempt.begin_answer():
-            return b""
+        assert self._owner
+        self._owner.begin_answer()
         self.has_begun = True
         events, self.held = self.held, b""
         return events
 
     def is_movable(self) -> bool:
         """Tell whether another worker can go on with the stream, should this one stand still."""
-        return self.has_begun and self._attempt is not None and self._attempt.is_movable()
+        return self.has_begun and self._owner is not None and self._owner.is_movable()
 
     def end(self) -> None:
-        """Let go of the attempt, which leads back here: work for the garbage collector."""
-        self._attempt = None
+        """Let go of the owner, which leads back here: work for the garbage collector."""
+        self._owner = None
 
     def record_sent(self, events: bytes, tokens: int) -> None:
         """Record events with so many tokens that the client was sent by the stream's task."""

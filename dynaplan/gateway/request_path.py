@@ -159,7 +159,7 @@ class RequestPath:
         await self.reader.close()
 
     async def answer(self, client: Client, endpoint: ApiPath) -> WholeAnswer | None:
-        """Answer the request; return the error to be sent as long as nothing has been, else None."""
+        """Answer the request, and return None; or the error to be sent unless something has been."""
         self.in_flight += 1
         share, progress = BodyShare(self.bodies), None
         error_type = CANCELLED  # case 8, unless something else is known
@@ -177,7 +177,7 @@ class RequestPath:
             error_type = fault.metric
             if not isinstance(error, ApiError | RecursionError):
                 log.exception("a request failed")
-            return None if progress and progress.has_begun else error_answer(endpoint.path, fault)
+            return error_answer(endpoint.path, fault)
         finally:
             if progress:
                 progress.end(error_type)
@@ -586,11 +586,11 @@ class Attempt:
             return Answered()
         return await self._cut(death or WorkerDied("its stream ended early"))
 
-    def begin_answer(self) -> bool:
-        """Begin the client's stream at the first token, or go on with it; False if the engine fell asleep."""
+    def begin_answer(self) -> None:
+        """Begin the client's stream at the first token, or go on with it."""
         progress, settings = self._progress, self._path.settings
-        if not (self._awake and self._awake.end()):
-            return False
+        assert self._awake
+        self._awake.end()
         self._booking.finish_prefill()
         if self.hand_off and progress.stream is None:
             self.hand_off.on_first_token()
@@ -601,7 +601,6 @@ class Attempt:
                 self._client, self._call, self._api, settings.migration_limit, self._path.pages
             )
         self._passing.partial = progress.stream.partial
-        return True
 
     def is_movable(self) -> bool:
         """Tell whether another worker can go on with the answer."""

@@ -53,7 +53,10 @@ from dynaplan.util.tasks import BackgroundTasks
 log = logging.getLogger("dynaplan.http")
 
 Handler = Callable[[Request], Awaitable[Response | None]]
-"""Answers a request: by what it returns, or by itself through the request's connection; then by None."""
+"""Answers a request: by what it returns, or by itself through the request's connection; then by None.
+
+What is returned when a part of a stream has been sent is not: the connection is closed.
+"""
 
 MAX_PIPELINED = 4
 """Reading pauses while this many requests wait for the answer of the one before; one read may exceed it."""
@@ -71,11 +74,8 @@ class KeptConnection(Protocol):
     def begin_answer(self, last_words: bytes = b"") -> None:
         """Report that an answer is being sent; ``last_words`` are to end it if this process cannot."""
 
-    def end_answer(self, *, is_next_coming: bool) -> None:
-        """Report that the answer was written, and whether bytes of another request have come already."""
-
-    def settle(self) -> None:
-        """Report that the client's kernel has the answer."""
+    def end_answer(self, *, is_sent: bool, is_next_coming: bool) -> None:
+        """Report whether the kernel has the whole answer, and whether bytes of another request have come."""
 
     def release(self) -> None:
         """Report that the connection is closed."""
@@ -249,8 +249,6 @@ class ClientConnection(asyncio.Protocol):
             return ()
         if self.transport.get_write_buffer_size():
             return "write_timeout", self._written_bytes - unread_bytes(self.transport)
-        if self._kept is not None and self.is_idle:
-            self._kept.settle()
         return ("head_timeout", self._requests_begun) if self._is_in_head else ()
 
     def close_with(self, status: int, message: str, code: str) -> None:
@@ -428,9 +426,8 @@ class ClientConnection(asyncio.Protocol):
             except ConnectionError:
                 raise
             except Exception as error:
-                failed = self._server.failed(request, error)
-                response = None if self._is_started and not self._unsent_head else failed
-            if response is not None:
+                response = self._server.failed(request, error)
+            if response is not None and (not self._is_started or self._unsent_head):
                 await self.respond(request, response)
         except ConnectionError:
             pass
@@ -444,8 +441,10 @@ class ClientConnection(asyncio.Protocol):
         if self.transport is None:
             return
         if self._kept is not None:
+            is_whole = self._is_ended and self._is_kept
+            is_sent = is_whole and not self.transport.get_write_buffer_size()
             is_next_coming = bool(self._waiting) or self._is_in_head or not request.body.is_complete
-            self._kept.end_answer(is_next_coming=is_next_coming)
+            self._kept.end_answer(is_sent=is_sent, is_next_coming=is_next_coming)
         if not self._is_ended:  # cut, or cancelled
             if request.is_http_10 and self._is_started:
                 self.transport.abort()  # closed it would look whole

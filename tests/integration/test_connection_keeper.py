@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ import pytest
 
 from dynaplan.gateway.kept_connections import KeptConnections, KeptSlot
 from dynaplan.http.limits import ConnectionLimits
-from dynaplan.http.messages import Request
-from dynaplan.http.server import HttpServer
+from dynaplan.http.messages import Request, Response
+from dynaplan.http.server import Handler, HttpServer
 from dynaplan.process.kernel import isolated_command
 from tests.fakes.polling import PATIENCE_S, wait_until
 
@@ -124,9 +125,7 @@ def test_a_connection_that_was_only_just_accepted_is_passed_on(keeper: str, publ
     client = public.client()
     client.sendall(REQUEST)
 
-    async def accept_and_die() -> None:
-        server = HttpServer(answer_nothing, ConnectionLimits())
-        server.keep = KeptConnections(keeper, public.address).keep
+    def prepare(server: HttpServer) -> None:
         welcome = server.limited.welcome
 
         def welcome_and_die(accepted: socket.socket) -> asyncio.Protocol:
@@ -134,22 +133,51 @@ def test_a_connection_that_was_only_just_accepted_is_passed_on(keeper: str, publ
             return welcome(accepted)
 
         server.limited.welcome = welcome_and_die  # type: ignore[method-assign]
-        server.listen(public.listening)
-        await asyncio.sleep(PATIENCE_S)
 
-    pid = os.fork()
-    if pid == 0:
-        asyncio.run(accept_and_die())
-        os._exit(1)
-    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    server_that_dies(keeper, public, answer_nothing, prepare)
     with public.accepted() as other:
         assert other.recv(65536) == REQUEST
         other.sendall(ANSWER)
     assert all_of(client) == ANSWER
 
 
+def test_a_connection_whose_answer_is_sent_goes_on_at_once(keeper: str, public: Public) -> None:
+    """The frontend is killed in the loop's next turn."""
+    client = public.client()
+    client.sendall(REQUEST)
+
+    async def answer_and_die(request: Request) -> Response:
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGKILL)
+        return Response(200, {}, b"ok")
+
+    server_that_dies(keeper, public, answer_and_die)
+    assert client.recv(65536).endswith(b"ok")
+    client.sendall(REQUEST)
+    with public.accepted() as other:
+        assert other.recv(65536) == REQUEST
+
+
 async def answer_nothing(request: Request) -> None:
     await asyncio.sleep(PATIENCE_S)
+
+
+def server_that_dies(
+    keeper: str, public: Public, handler: Handler, prepare: Callable[[HttpServer], None] = lambda _: None
+) -> None:
+    """Serve in another process until that is killed."""
+
+    async def serve() -> None:
+        server = HttpServer(handler, ConnectionLimits())
+        server.keep = KeptConnections(keeper, public.address).keep
+        prepare(server)
+        server.listen(public.listening)
+        await asyncio.sleep(PATIENCE_S)
+
+    pid = os.fork()
+    if pid == 0:
+        asyncio.run(serve())
+        os._exit(1)
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
 
 
 def test_the_rest_of_a_body_that_had_come_in_part_follows(keeper: str, public: Public) -> None:
@@ -184,25 +212,21 @@ def test_an_answer_that_has_begun_ends_with_its_last_words(keeper: str, public: 
     assert all_of(client) == b"begun retry\n"
 
 
-def test_after_an_answer_the_connection_is_closed_until_the_kernel_has_all_of_it(
+def test_after_an_answer_the_connection_goes_on_only_when_the_kernel_has_all_of_it(
     keeper: str, public: Public
 ) -> None:
-    def answer(slot: KeptSlot, connection: socket.socket) -> None:
+    def answer(slot: KeptSlot, connection: socket.socket, *, is_sent: bool) -> None:
         read_request(slot, connection)
         slot.begin_answer()
-        slot.end_answer(is_next_coming=False)
-
-    def settle(slot: KeptSlot, connection: socket.socket) -> None:
-        answer(slot, connection)
-        slot.settle()
+        slot.end_answer(is_sent=is_sent, is_next_coming=False)
 
     client = public.client()
     client.sendall(REQUEST)
-    frontend_that_dies(keeper, public, answer)
+    frontend_that_dies(keeper, public, partial(answer, is_sent=False))
     assert all_of(client) == b""
     client = public.client()
     client.sendall(REQUEST)
-    frontend_that_dies(keeper, public, settle)
+    frontend_that_dies(keeper, public, partial(answer, is_sent=True))
     client.sendall(REQUEST)
     with public.accepted() as other:
         assert other.recv(65536) == REQUEST
@@ -213,8 +237,7 @@ def test_pipelined_requests_are_not_asked_again(keeper: str, public: Public) -> 
         read_request(slot, connection)
         slot.begin_answer()
         slot.received(REQUEST, is_answer_sent=True)
-        slot.end_answer(is_next_coming=True)
-        slot.settle()
+        slot.end_answer(is_sent=True, is_next_coming=True)
 
     client = public.client()
     client.sendall(REQUEST)
@@ -228,7 +251,7 @@ def test_the_rest_of_a_request_that_came_with_the_one_before_is_not_asked_as_one
     def act(slot: KeptSlot, connection: socket.socket) -> None:
         slot.received(REQUEST + REQUEST[:-2], is_answer_sent=True)
         slot.begin_answer()
-        slot.end_answer(is_next_coming=True)
+        slot.end_answer(is_sent=True, is_next_coming=True)
         slot.received(REQUEST[-2:], is_answer_sent=True)
 
     client = public.client()
@@ -274,8 +297,7 @@ def test_an_idle_connection_that_was_passed_on_once_is_closed_without_a_word(
         read_request(slot, connection)
         slot.begin_answer()
         connection.sendall(ANSWER)
-        slot.end_answer(is_next_coming=False)
-        slot.settle()
+        slot.end_answer(is_sent=True, is_next_coming=False)
 
     frontend_that_dies(keeper, public, answer)
     assert all_of(client) == ANSWER

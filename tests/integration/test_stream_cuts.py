@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dynaplan.http.connections import ConnectionPool, Origin, ServerConnection
 from dynaplan.http.server import ClientConnection
-from dynaplan.store.instances import Instance
+from dynaplan.store.instances import ASLEEP, Instance
 from tests.fakes.frontend_runtime import Stage, body, stage
 
 PATH = "/v1/chat/completions"
@@ -115,14 +115,20 @@ class Seen:
     is_reusable: bool = field(compare=False)
 
 
-async def answer(here: Stage, engine: Engine, reads: Sequence[Read]) -> Seen:
-    """Ask once; the engine answers with these reads."""
+def ask(here: Stage) -> tuple[ClientConnection, Wire]:
+    """Connect a client, which asks for a stream."""
     client, wire = ClientConnection(here.frontend._server), Wire()
     client.connection_made(cast(asyncio.Transport, wire))
     asked = json.dumps(body(PATH, model="m", stream=True)).encode()
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(asked)}\r\n\r\n"
-    before = counts(here)
     client.data_received(head.encode() + asked)
+    return client, wire
+
+
+async def answer(here: Stage, engine: Engine, reads: Sequence[Read]) -> Seen:
+    """Ask once; the engine answers with these reads."""
+    before = counts(here)
+    client, wire = ask(here)
     connection = await engine.asked()
     for read in reads:
         if read.client_is_slow:
@@ -233,6 +239,21 @@ async def staged(migration_limit: int) -> AsyncIterator[tuple[Stage, Engine]]:
             await here.store.put(instance.key, instance.to_json())
             await here.know(instance)
             yield here, engine
+
+
+async def test_a_first_token_that_comes_when_its_engine_has_fallen_asleep_is_not_passed_on() -> None:
+    async with staged(migration_limit=3) as (here, engine):
+        client, wire = ask(here)
+        connection = await engine.asked()
+        here.frontend._sleeping.follow({ASLEEP.key("ns", 1): ""})
+        connection.data_received(HEAD + chunk(token("a") + b"\n\n" + DONE + b"\n\n") + END)
+        await turns(TURNS)
+        assert wire.written == b""
+        here.frontend._sleeping.follow({})
+        (await engine.asked()).data_received(HEAD + chunk(token("b") + b"\n\n" + DONE + b"\n\n") + END)
+        await turns(TURNS)
+        assert joined(wire.written.partition(b"\r\n\r\n")[2])[0] == token("b") + b"\n\n" + DONE + b"\n\n"
+        client.connection_lost(None)
 
 
 @pytest.mark.parametrize(("fails", "migration_limit"), [(False, 3), (False, 0), (True, 0)])

@@ -35,10 +35,9 @@ class WhileAwake:
         self._waits.add(self)
         return self
 
-    def end(self) -> bool:
-        """Have the rest of the block go on whatever happens; False where it has been broken off already."""
+    def end(self) -> None:
+        """Have the rest of the block go on, whatever the engine does."""
         self._waits.discard(self)
-        return not self._broken_off
 
     def break_off(self, reason: str) -> None:
         """Cancel the task that runs the block; the block then raises EngineAsleep with the reason."""

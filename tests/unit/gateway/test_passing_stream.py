@@ -36,7 +36,6 @@ class Passing:
         self.partial = PartialAnswer(UnreadPages())
         self.booking = BookEntry(WorkerBook(), block_tokens=2)
         self.record = FrontendMetrics("ns", time.monotonic).record("m", "chat", is_stream=True)
-        self.is_given_up = False
         self.stream = PassingStream(
             CHAT_COMPLETIONS,
             self._write_now,
@@ -49,9 +48,8 @@ class Passing:
     def is_movable(self) -> bool:
         return True
 
-    def begin_answer(self) -> bool:
+    def begin_answer(self) -> None:
         self.stream.partial = self.partial
-        return not self.is_given_up
 
     def _write_now(self, events: bytes) -> bool:
         if self.is_read:
@@ -94,13 +92,6 @@ def test_no_more_than_some_is_held_back_of_a_stream_in_which_no_token_is_found()
     while not passing.sent:
         assert passing.stream.pass_on(ROLE) == b""
     assert MAX_BEGINNING_BYTES < len(passing.sent[0]) <= MAX_BEGINNING_BYTES + len(ROLE)
-
-
-def test_nothing_is_sent_of_an_attempt_that_has_been_given_up() -> None:
-    passing = Passing()
-    passing.is_given_up = True
-    assert passing.stream.pass_on(ROLE) == passing.stream.pass_on(TOKEN) == b""
-    assert (passing.sent, passing.stream.has_begun) == ([], False)
 
 
 def test_what_the_client_does_not_take_at_once_is_left_with_what_was_held_back_for_it() -> None:

@@ -299,10 +299,13 @@ async def test_a_status_that_no_rfc_has_is_passed_on(status: int) -> None:
     assert wire.written.endswith(b"overloaded")
 
 
-async def test_a_failure_before_the_first_part_of_a_stream_is_answered_500() -> None:
-    async def fail(request: Request) -> None:
+@pytest.mark.parametrize("is_raised", [True, False])
+async def test_a_failure_before_the_first_part_of_a_stream_is_answered_500(is_raised: bool) -> None:
+    async def fail(request: Request) -> Response:
         request.connection.start_stream(request, {})
-        raise RuntimeError("before the first part")
+        if is_raised:
+            raise RuntimeError("before the first part")
+        return Response(500, {}, b"before the first part")
 
     wire, _ = connected(fail)
     wire.receive(GET)
@@ -310,6 +313,23 @@ async def test_a_failure_before_the_first_part_of_a_stream_is_answered_500() -> 
     assert statuses(wire) == [500]
     assert b"Content-Length" in wire.written
     assert b"chunked" not in wire.written
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+async def test_a_failure_after_the_first_part_of_a_stream_cuts_it(is_raised: bool) -> None:
+    async def fail(request: Request) -> Response:
+        request.connection.start_stream(request, {})
+        await request.connection.write(b"a")
+        if is_raised:
+            raise RuntimeError("after the first part")
+        return Response(500, {}, b"after the first part")
+
+    wire, _ = connected(fail)
+    wire.receive(GET)
+    await settle()
+    assert statuses(wire) == [200]
+    assert wire.written.endswith(b"1\r\na\r\n")
+    assert wire.is_closing()
 
 
 async def test_an_empty_part_does_not_end_a_stream() -> None:
