@@ -22,6 +22,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import secrets
 import shutil
 import subprocess
@@ -173,6 +174,13 @@ ETCD_VARIABLES = ("GOMAXPROCS=1", "GOGC=50")
 """One thread at a time runs etcd's code, and its heap is kept smaller: a deployment's keys are few. Idle that
 takes a third less CPU, and 3 MiB less."""
 
+ETCD_LIMITS = (
+    (resource.RLIMIT_NOFILE, 256, "open files", "`ulimit -Hn`, LimitNOFILE= of the unit"),
+    (resource.RLIMIT_FSIZE, 64 * 2**20, "bytes of a file", "`ulimit -f`, LimitFSIZE= of the unit"),
+)
+"""The least limits of a process that etcd starts with: it keeps 150 files for itself, and takes a connection
+for each beyond; and it makes a log file of 64 MB at once."""
+
 NATS_MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 PROBE_TIMEOUT_S = 1.0
 
@@ -222,8 +230,10 @@ class ServerSpec:
 def embedded_etcd(runtime_dir: Path, address_dir: Path | None = None) -> ServerSpec:
     """Describe an etcd of our own, reachable only by a unix socket in ``runtime_dir/etcd`` (mode 0700).
 
-    ``address_dir`` is the path by which its clients find the runtime directory, if it is another one.
+    ``address_dir`` is the path by which its clients find the runtime directory, if it is another one. Raises
+    UserError where there is no etcd, or this process's limits are too low for it.
     """
+    _check_etcd_limits()
     directory = _private(runtime_dir / "etcd")
     client_socket = (address_dir or runtime_dir) / "etcd" / ETCD_SOCKET
     if len(os.fsencode(client_socket)) > MAX_SOCKET_PATH_BYTES:
@@ -242,6 +252,17 @@ def embedded_etcd(runtime_dir: Path, address_dir: Path | None = None) -> ServerS
         socket=client_socket,
         data="data",
     )
+
+
+def _check_etcd_limits() -> None:
+    """Raise UserError where etcd would end as soon as it is started, or take too few connections."""
+    for which, least, what, way in ETCD_LIMITS:
+        soft, _ = resource.getrlimit(which)
+        if soft != resource.RLIM_INFINITY and soft < least:
+            raise UserError(
+                f"the limit of {what} is {soft}, and etcd needs {least}",
+                hint=f"Raise it ({way}), or use --store file, which needs no etcd.",
+            )
 
 
 def _etcd_command(binary: str, version: tuple[int, ...]) -> list[str]:

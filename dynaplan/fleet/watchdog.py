@@ -302,8 +302,9 @@ class ServerWatch:
             data.mkdir(mode=0o700)
         self._arbiter.kill_process_of(self._watcher)
         self._report(
-            f"{self._server.name} does not start with its data, which is damaged: set aside as {aside}. "
-            f"It starts with new data, and what was there is written again. Log: {self._log}"
+            f"{self._server.name} ended {FAILED_STARTS} times before it answered. Its data may be damaged: "
+            f"set aside as {aside}. It starts with new data, and what was there is written again. "
+            f"Log: {self._log}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from dynaplan.fleet import servers
 from dynaplan.fleet.servers import OwnPlaces, SharedServers, shared_servers
 from dynaplan.graph.lifecycle import Role
 from dynaplan.graph.model import GraphSpec, ServiceSpec
-from dynaplan.util.errors import ConfigError
+from dynaplan.util.errors import ConfigError, UserError
 
 AGGREGATED = (Role.FRONTEND, Role.DECODE)
 DISAGGREGATED = (*AGGREGATED, Role.PREFILL)
@@ -203,3 +204,19 @@ def test_the_prefill_workers_of_a_model_need_nats_and_a_named_one_is_asked_for_t
     monkeypatch.setenv("NATS_SERVER", "nats://127.0.0.1:4")
     shared_servers(graph, {}, places)
     assert checked == ["nats ns_prefill_queue_a-prefill"]
+
+
+@pytest.mark.parametrize(
+    ("which", "limit", "words"),
+    [(resource.RLIMIT_NOFILE, 140, "open files is 140"), (resource.RLIMIT_FSIZE, 2**20, "bytes of a file")],
+)
+def test_a_limit_of_this_process_that_etcd_does_not_start_with_is_named_beforehand(
+    monkeypatch: pytest.MonkeyPatch, runtime_dir: Path, which: int, limit: int, words: str
+) -> None:
+    real = resource.getrlimit
+    monkeypatch.setattr(resource, "getrlimit", lambda each: (limit, limit) if each == which else real(each))
+    with pytest.raises(UserError, match=words) as caught:
+        servers_of(AGGREGATED, runtime_dir)
+    assert "--store file" in str(caught.value.hint)
+    monkeypatch.setenv(BACKEND_VARIABLE, "file")
+    assert started(AGGREGATED, runtime_dir) == []
