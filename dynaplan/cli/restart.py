@@ -313,10 +313,10 @@ class WorkerRestart:
         return await self._write(change)
 
     async def _give_back(self, more: int, leaving: str = "") -> int:
-        """Ask for so many fewer workers than ``_hold`` did, and restore the earlier hold; return the number.
+        """Undo ``_hold``: ask for so many fewer workers, and restore the earlier hold; return the number.
 
-        Who has held or released the role since keeps that hold, and a number that it forbids, or that is
-        another one by now, is not taken back.
+        A hold that somebody has made or ended since stays as it is. No fewer are asked for where it forbids
+        that, or somebody has asked for another number. ``leaving`` names the worker that is to leave.
         """
         role, own = self._worker.role, self._own_hold
         assert own

@@ -64,8 +64,8 @@ class DeploymentCaps:
         """Return the GPUs that this deployment has capped."""
         return tuple(gpu for gpu, limit in self._capped() if self._deployment in limit.caps)
 
-    def to_set_back(self) -> tuple[Gpu, ...]:
-        """Return the GPUs that this deployment has capped, or one that has ended since."""
+    def gpus_to_set_back(self) -> tuple[Gpu, ...]:
+        """Return the GPUs that were capped by this deployment, or by any that has ended."""
         return tuple(
             gpu
             for gpu, limit in self._capped()
@@ -226,10 +226,10 @@ def _read(directory: int, name: str) -> tuple[Gpu, CappedLimit] | None:
 def set_back(statefile: Path) -> None:
     """End the caps of a deployment, if it has any, and of those that have ended without.
 
-    What the driver refuses or holds up stays written down.
+    Returns after ``DRIVER_TIMEOUT_S`` at most. What the driver refuses or holds up stays written down.
     """
     limits = DeploymentCaps(statefile)
-    if capped := limits.to_set_back():
+    if capped := limits.gpus_to_set_back():
         setting = threading.Thread(target=_set_back, args=(limits, capped), daemon=True)
         setting.start()
         setting.join(DRIVER_TIMEOUT_S)

@@ -85,10 +85,14 @@ class KeptSlot:
         self._memory[at : at + len(words)] = words
         self._write_head(len(words))
 
-    def end_answer(self, *, is_sent: bool, is_next_coming: bool) -> None:
-        """Note that the answer was written; with ``is_sent`` the connection is worth keeping again."""
-        self._is_mixed = is_next_coming  # its beginning, or the rest of this one, goes with this
-        self._state = WAITING if is_sent and not is_next_coming else CLOSED
+    def end_answer(self, *, is_sent: bool, is_more_coming: bool) -> None:
+        """Note that the answer was written.
+
+        The connection is kept again if the kernel has all of it (``is_sent``), and neither the rest of this
+        request nor the next one is coming.
+        """
+        self._is_mixed = is_more_coming  # its beginning, or the rest of this one, goes with this
+        self._state = WAITING if is_sent and not is_more_coming else CLOSED
         self._most_received_bytes = max(self._most_received_bytes, self._received_bytes)
         if self._most_received_bytes > LARGE_BYTES:
             self._memory.madvise(mmap.MADV_REMOVE, self._at, SLOT_BYTES)

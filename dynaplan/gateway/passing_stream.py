@@ -73,7 +73,7 @@ class PassingStream:
         self.held = b""
 
     def pass_on(self, lines: bytes) -> bytes:
-        """Pass whole events on; return those that the stream's task has to handle."""
+        """Send whole events or hold them back, and return nothing; or return those left to the task."""
         events, frame, tokens = lines, self._frame, 1
         if (
             events[frame.begin] != frame.head
@@ -83,7 +83,7 @@ class PassingStream:
             if self._is_spliced or may_report_failure(events):
                 return events
             tokens = self._look_through(events)
-            if not (self.has_begun or (events := self.release(events, tokens))):
+            if not (self.has_begun or (events := self.hold_or_release(events, tokens))):
                 return b""
         if not self._write_now(events):
             return events
@@ -96,8 +96,8 @@ class PassingStream:
             self._booking.record_decoded(self._record.output_tokens)
         return b""
 
-    def release(self, events: bytes, tokens: int) -> bytes:
-        """Return what may be sent now of events with so many tokens: nothing before the first one."""
+    def hold_or_release(self, events: bytes, tokens: int) -> bytes:
+        """Hold events back until the first token, or ``MAX_BEGINNING_BYTES``; return what is to be sent."""
         if self.has_begun:
             return events
         self.held += events
@@ -115,7 +115,7 @@ class PassingStream:
         """Tell whether another worker can go on with the stream, should this one stand still."""
         return self.has_begun and self._owner is not None and self._owner.is_movable()
 
-    def end(self) -> None:
+    def drop_owner(self) -> None:
         """Let go of the owner, which leads back here: work for the garbage collector."""
         self._owner = None
 

@@ -159,7 +159,7 @@ class RequestPath:
         await self.reader.close()
 
     async def answer(self, client: Client, endpoint: ApiPath) -> WholeAnswer | None:
-        """Answer the request, and return None; or the error to be sent unless something has been."""
+        """Answer the request; return the error that has kept it from that, None where there was none."""
         self.in_flight += 1
         share, progress = BodyShare(self.bodies), None
         error_type = CANCELLED  # case 8, unless something else is known
@@ -234,7 +234,8 @@ class RequestPath:
 class RequestProgress:
     """One accepted request between its attempts: what the next one is to ask for, and with what.
 
-    ``call`` is the client's request, ``asked``, or the rest of its answer once ``stream`` has begun.
+    ``call`` is what the next attempt asks for: ``asked``, the client's request, as engines so far needed it,
+    or the rest of the answer after a ``StreamBroken``.
     ``place`` is its own among the requests that wait.
     """
 
@@ -512,7 +513,7 @@ class Attempt:
                     return await self._stream(answer)
                 return await self._answer_whole(answer)
         finally:
-            self._passing.end()
+            self._passing.drop_owner()
             if answer:
                 answer.close()  # gives a connection back whose answer was read to its end
 
@@ -569,7 +570,7 @@ class Attempt:
                     continue
                 if failure := engine_answers.find_failure(events):
                     return await self._fail(failure)
-                if events := passing.release(events, count_tokens(endpoint, events)):
+                if events := passing.hold_or_release(events, count_tokens(endpoint, events)):
                     await self._send(events)
         except WorkerDied as error:
             if not passing.has_begun:
@@ -587,10 +588,10 @@ class Attempt:
         return await self._cut(death or WorkerDied("its stream ended early"))
 
     def begin_answer(self) -> None:
-        """Begin the client's stream at the first token, or go on with it."""
+        """End the waiting and the prefill, at the first token; begin the client's stream or go on with it."""
         progress, settings = self._progress, self._path.settings
         assert self._awake
-        self._awake.end()
+        self._awake.stop_watching()
         self._booking.finish_prefill()
         if self.hand_off and progress.stream is None:
             self.hand_off.on_first_token()

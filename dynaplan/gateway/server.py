@@ -53,7 +53,7 @@ from dynaplan.gateway.routing.sleeping_workers import SleepingWorkers
 from dynaplan.gateway.routing.stalled_workers import StalledWorkers
 from dynaplan.gateway.routing.worker_router import FleetStatus, WorkerRouter
 from dynaplan.gateway.upstream import Upstream
-from dynaplan.http.accept_turns import AcceptTurns
+from dynaplan.http.accept_shares import AcceptShares
 from dynaplan.http.limits import ConnectionLimits
 from dynaplan.http.messages import Request, Response
 from dynaplan.http.routes import ROUTING_PATH, TURNS_PATH, Route
@@ -282,12 +282,12 @@ class FrontendServer:
         self._inputs.start()
         listen_on = self._runtime.public_socket
         listen_on = listen_on or bound_socket(settings.host, settings.port, is_shared=True)
-        turns = AcceptTurns(_shared_directory(settings, "connections"))
+        shares = AcceptShares(_shared_directory(settings, "connections"))
         if (keeper := os.environ.get(KEEPER_VARIABLE)) and not self._runtime.server_tls:
             host, port = listen_on.getsockname()[:2]  # what TLS needs to go on dies with this process
             self._kept = KeptConnections(keeper, (HERE.get(host, host), port))
             self._server.keep = self._kept.keep
-        self._server.listen(listen_on, turns=turns, tls=self._runtime.server_tls)
+        self._server.listen(listen_on, shares=shares, tls=self._runtime.server_tls)
         log.info("the OpenAI API is at %s", self._public_url())
         self._runtime.spawn(
             self._stalled.watch(

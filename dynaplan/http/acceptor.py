@@ -2,7 +2,7 @@
 
 1. **An equal part**, so that processes that share one listening socket share the load. The event loops' own
    servers accept all that waits when they wake up: of two processes on one socket the first to wake took all
-   of 64 connections. Here each takes what it lacks to an equal part (``accept_turns``), several in a turn of
+   of 64 connections. Here each takes what it lacks to an equal part (``accept_shares``), several in a turn of
    its loop, and stops accepting for a moment where that is nothing, so that the others take the rest.
    docs/decisions/0032 has the figures.
 2. **Handshake.** With TLS the handshake comes first, and at the end what was written is sent.
@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from dynaplan.http.accept_turns import AcceptTurns
+from dynaplan.http.accept_shares import AcceptShares
 from dynaplan.http.timing import (
     ACCEPT_PAUSE_S,
     ACCEPT_YIELD_S,
@@ -48,7 +48,7 @@ class Acceptor:
     """Accepts connections on one socket, which other processes may listen on too, from ``start`` to ``stop``.
 
     ``welcome`` makes the protocol of an accepted connection; while ``has_room`` says no, connections wait in
-    the kernel. ``turns`` shares them with the other processes. ``tls`` is what connections speak, None for
+    the kernel. ``shares`` divides them among the processes. ``tls`` is what connections speak, None for
     clear.
     """
 
@@ -58,13 +58,13 @@ class Acceptor:
         welcome: Callable[[socket.socket], asyncio.Protocol],
         *,
         has_room: Callable[[], bool] = lambda: True,
-        turns: AcceptTurns | None = None,
+        shares: AcceptShares | None = None,
         tls: ServerTls | None = None,
     ) -> None:
         self._socket = listen_on
         self._welcome = welcome
         self._has_room = has_room
-        self._turns = turns or AcceptTurns()
+        self._shares = shares or AcceptShares()
         self._loop = asyncio.get_running_loop()
         self._accepted: set[weakref.ref[socket.socket]] = set()
         """The connections of this process; uvloop lets go of closed ones, and of failed handshakes."""
@@ -91,7 +91,7 @@ class Acceptor:
         """
         if self._socket.fileno() < 0:
             return
-        self._turns.close()
+        self._shares.close()
         self._loop.remove_reader(self._socket)
         for _ in range(BACKLOG):
             if not self._accept_one():
@@ -115,7 +115,7 @@ class Acceptor:
             self._pause_accepting(NO_ROOM_PAUSE_S)
             return
         waiting = _count_waiting(self._socket)
-        lacking = self._turns.lacking(len(self._accepted), waiting)
+        lacking = self._shares.lacking(len(self._accepted), waiting)
         if waiting and not lacking:
             self._pause_accepting(ACCEPT_YIELD_S)
         # None waits when another process was faster, or where the kernel does not count them (gVisor's).
@@ -133,13 +133,13 @@ class Acceptor:
                 self._pause_accepting(ACCEPT_PAUSE_S)
             return False
         self._accepted.add(weakref.ref(connection, self._lost))
-        self._turns.share(len(self._accepted))
+        self._shares.publish(len(self._accepted))
         self._connecting.spawn(self._connect(self._welcome(connection), connection))
         return True
 
     def _lost(self, connection: weakref.ref[socket.socket]) -> None:
         self._accepted.discard(connection)
-        self._turns.share(len(self._accepted))
+        self._shares.publish(len(self._accepted))
 
     async def _connect(self, protocol: asyncio.Protocol, connection: socket.socket) -> None:
         if self._handshakes:

@@ -31,7 +31,7 @@ from typing import Protocol, cast
 import httptools
 
 from dynaplan.http import timing
-from dynaplan.http.accept_turns import AcceptTurns
+from dynaplan.http.accept_shares import AcceptShares
 from dynaplan.http.acceptor import Acceptor
 from dynaplan.http.browser_policy import BROWSER_HEADERS, readable_headers
 from dynaplan.http.limits import (
@@ -74,8 +74,8 @@ class KeptConnection(Protocol):
     def begin_answer(self, last_words: bytes = b"") -> None:
         """Report that an answer is being sent; ``last_words`` are to end it if this process cannot."""
 
-    def end_answer(self, *, is_sent: bool, is_next_coming: bool) -> None:
-        """Report whether the kernel has the whole answer, and whether bytes of another request have come."""
+    def end_answer(self, *, is_sent: bool, is_more_coming: bool) -> None:
+        """Report whether the kernel has the whole answer, and whether a rest or another request is coming."""
 
     def release(self) -> None:
         """Report that the connection is closed."""
@@ -138,15 +138,17 @@ class HttpServer:
         self,
         listen_on: socket.socket,
         *,
-        turns: AcceptTurns | None = None,
+        shares: AcceptShares | None = None,
         tls: ServerTls | None = None,
     ) -> None:
         """Take the connections of this socket, and hold them to the limits; see ``Acceptor``.
 
-        ``turns`` shares the connections with other processes on the socket; None: there are none.
+        ``shares`` divides the connections among the processes on the socket; None: there is one.
         """
         limited = self.limited
-        self._acceptor = Acceptor(listen_on, limited.welcome, has_room=limited.has_room, turns=turns, tls=tls)
+        self._acceptor = Acceptor(
+            listen_on, limited.welcome, has_room=limited.has_room, shares=shares, tls=tls
+        )
         self._acceptor.start()
         self._watching.spawn(limited.watch(), "watch connections")
 
@@ -443,8 +445,8 @@ class ClientConnection(asyncio.Protocol):
         if self._kept is not None:
             is_whole = self._is_ended and self._is_kept
             is_sent = is_whole and not self.transport.get_write_buffer_size()
-            is_next_coming = bool(self._waiting) or self._is_in_head or not request.body.is_complete
-            self._kept.end_answer(is_sent=is_sent, is_next_coming=is_next_coming)
+            is_more_coming = bool(self._waiting) or self._is_in_head or not request.body.is_complete
+            self._kept.end_answer(is_sent=is_sent, is_more_coming=is_more_coming)
         if not self._is_ended:  # cut, or cancelled
             if request.is_http_10 and self._is_started:
                 self.transport.abort()  # closed it would look whole

@@ -187,8 +187,8 @@ class Prediction:
 class Sizing:
     """The workers that a demand needs, and the steps of the trail.
 
-    ``predict`` computes the ``prediction`` of their times, which takes longer than the size: of several sizes
-    the chosen one's is read. It is None with ``sizing: formula``, which predicts nothing.
+    ``predict`` computes the ``prediction`` of their times, anew at each read, which takes longer than the
+    size: of several sizes the chosen one's is read. None where nothing predicts, as with ``sizing: formula``.
     """
 
     workers: PoolSizes

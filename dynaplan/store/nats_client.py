@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import sys
 
-_OMITTED = "aiohttp"
+_HIDDEN_MODULE = "aiohttp"
 
-if _OMITTED in sys.modules:
+if _HIDDEN_MODULE in sys.modules:
     from nats import errors
     from nats.aio.client import Client
 else:
-    sys.modules[_OMITTED] = None  # type: ignore[assignment]  # its import raises ImportError
+    sys.modules[_HIDDEN_MODULE] = None  # type: ignore[assignment]  # its import raises ImportError
     try:
         from nats import errors
         from nats.aio.client import Client
     finally:
-        del sys.modules[_OMITTED]
+        del sys.modules[_HIDDEN_MODULE]
 
 __all__ = ["Client", "errors"]

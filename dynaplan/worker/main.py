@@ -149,7 +149,7 @@ async def _run_worker(
     log_file: LogFile | None,
     alone: Standalone | None,
 ) -> int:
-    from dynaplan.http.accept_turns import AcceptTurns
+    from dynaplan.http.accept_shares import AcceptShares
     from dynaplan.http.limits import ConnectionLimits
     from dynaplan.store import connections
     from dynaplan.worker.hosting import Host
@@ -177,9 +177,9 @@ async def _run_worker(
 
     def public() -> WorkerServer:
         listen_on = inherited or bound_socket(environment.host, environment.port, is_shared=True)
-        turns = AcceptTurns(Path(environment.runtime_dir, "connections") if environment.runtime_dir else None)
+        directory = Path(environment.runtime_dir, "connections") if environment.runtime_dir else None
         limits = ConnectionLimits(option="ulimit -n")
-        return WorkerServer(listen_on, environment.api_key, limits, tls=tls, turns=turns)
+        return WorkerServer(listen_on, environment.api_key, limits, tls=tls, shares=AcceptShares(directory))
 
     host = Host(service, runtime)
     deadline_s = _number(runtime.settings, "drain-deadline", environment.drain_deadline_s)

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dynaplan.http.accept_turns import AcceptTurns
+from dynaplan.http.accept_shares import AcceptShares
 from dynaplan.http.limits import ConnectionLimits
 from dynaplan.http.messages import BodyTooLarge, InvalidBody, Request, Response
 from dynaplan.http.route_table import RouteTable
@@ -65,7 +65,7 @@ class WorkerServer:
     ``token``, unless empty, is what a caller must bear for every route that is not open. Once ``drain`` was
     called, routes that are work answer 503 with ``x-dynaplan-draining: 1``; the others continue, because
     finishing may need them. One for the public, with ``limits`` of its clients' connections, stops listening
-    then too, and shares connections with the other processes on the socket by its ``turns``; the others have
+    then too, and divides connections with the other processes on the socket by ``shares``; the others have
     ``WORKER_LIMITS``. ``advertised`` is the host name by which others know the socket's address; with ``tls``
     it speaks https.
     """
@@ -77,13 +77,13 @@ class WorkerServer:
         limits: ConnectionLimits | None = None,
         advertised: str = "",
         tls: ServerTls | None = None,
-        turns: AcceptTurns | None = None,
+        shares: AcceptShares | None = None,
     ) -> None:
         self._socket = listen_on
         host, port = listen_on.getsockname()[:2]
         self.url = url_of(advertised or host, port, is_tls=tls is not None)
         self._tls = tls
-        self._turns = turns
+        self._shares = shares
         self._is_public = limits is not None
         self._limits = limits or WORKER_LIMITS
         self._credentials = f"Bearer {token}".encode() if token else b""
@@ -96,7 +96,7 @@ class WorkerServer:
         """Serve these routes, beside those added before, on the socket; returns once it listens."""
         self.add(routes)
         self._server = HttpServer(self._answer, self._limits)
-        self._server.listen(self._socket, turns=self._turns, tls=self._tls)
+        self._server.listen(self._socket, shares=self._shares, tls=self._tls)
 
     def add(self, routes: Sequence[Route]) -> None:
         """Serve these routes too, from now on."""

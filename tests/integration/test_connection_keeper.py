@@ -218,7 +218,7 @@ def test_after_an_answer_the_connection_goes_on_only_when_the_kernel_has_all_of_
     def answer(slot: KeptSlot, connection: socket.socket, *, is_sent: bool) -> None:
         read_request(slot, connection)
         slot.begin_answer()
-        slot.end_answer(is_sent=is_sent, is_next_coming=False)
+        slot.end_answer(is_sent=is_sent, is_more_coming=False)
 
     client = public.client()
     client.sendall(REQUEST)
@@ -237,7 +237,7 @@ def test_pipelined_requests_are_not_asked_again(keeper: str, public: Public) -> 
         read_request(slot, connection)
         slot.begin_answer()
         slot.received(REQUEST, is_answer_sent=True)
-        slot.end_answer(is_sent=True, is_next_coming=True)
+        slot.end_answer(is_sent=True, is_more_coming=True)
 
     client = public.client()
     client.sendall(REQUEST)
@@ -251,7 +251,7 @@ def test_the_rest_of_a_request_that_came_with_the_one_before_is_not_asked_as_one
     def act(slot: KeptSlot, connection: socket.socket) -> None:
         slot.received(REQUEST + REQUEST[:-2], is_answer_sent=True)
         slot.begin_answer()
-        slot.end_answer(is_sent=True, is_next_coming=True)
+        slot.end_answer(is_sent=True, is_more_coming=True)
         slot.received(REQUEST[-2:], is_answer_sent=True)
 
     client = public.client()
@@ -297,7 +297,7 @@ def test_an_idle_connection_that_was_passed_on_once_is_closed_without_a_word(
         read_request(slot, connection)
         slot.begin_answer()
         connection.sendall(ANSWER)
-        slot.end_answer(is_sent=True, is_next_coming=False)
+        slot.end_answer(is_sent=True, is_more_coming=False)
 
     frontend_that_dies(keeper, public, answer)
     assert all_of(client) == ANSWER

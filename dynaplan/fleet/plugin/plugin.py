@@ -204,7 +204,7 @@ class ReconcilerPlugin(CircusPlugin):
 
 
 async def record_earlier_exits(circus: CircusClient, reconciler: Reconciler) -> None:
-    """Have the reconciler know the exit codes that circus published before this process listened."""
+    """Have the reconciler know how processes ended lately: circus told that before this process listened."""
     with suppress(DynaplanError):  # circus is busy; a crash without its exit code is a crash all the same
         for pid, exit_code in (await circus.exit_codes()).items():
             reconciler.record_exit(pid, exit_code)

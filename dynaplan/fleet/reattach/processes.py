@@ -200,7 +200,7 @@ class SupervisedFleet:
 
     @property
     def exit_codes(self) -> dict[int, int]:
-        """The exit codes of the last processes that have ended, by pid: a plugin may have missed events."""
+        """The exit codes of the last processes that have ended, by pid; below 0 for a signal."""
         return {pid: os.waitstatus_to_exitcode(status) for pid, status in self._wait_statuses.items()}
 
     def _note_end(self, pid: int, wait_status: int) -> None:

@@ -22,7 +22,10 @@ class EngineAsleep(Exception):
 
 
 class WhileAwake:
-    """A ``with`` block that is cancelled when its instance falls asleep; one of ``waits`` until it ends."""
+    """A ``with`` block that ends with EngineAsleep when its engine falls asleep, or stalls.
+
+    It is one of ``waits`` until then, or until it stops watching.
+    """
 
     def __init__(self, instance_id: int, waits: set[WhileAwake]) -> None:
         self.instance_id = instance_id
@@ -35,7 +38,7 @@ class WhileAwake:
         self._waits.add(self)
         return self
 
-    def end(self) -> None:
+    def stop_watching(self) -> None:
         """Have the rest of the block go on, whatever the engine does."""
         self._waits.discard(self)
 

@@ -40,8 +40,10 @@ MAX_BACKLOG = 0.1
 """The largest part of a window's requests that a run may have to answer still when the next one begins."""
 
 COMPARED_DECODES = (1, 8, 64, 256)
-COMPARED_LENGTHS = (1, 4)
-"""Requests that decode, and prompts as multiples of the mean, for which the times of models are compared."""
+"""The numbers of requests that decode at once for which the times of models are compared."""
+
+COMPARED_PROMPT_MULTIPLES = (1, 4)
+"""The prompts for which they are compared, as multiples of the mean length."""
 
 
 class Misses(NamedTuple):
@@ -210,7 +212,7 @@ class KeptRuns:
             run.forget_before(begin_s)
 
     def _can_go_on(self, service: ServiceSettings, window: Sequence[DrawnInterval]) -> bool:
-        """Tell whether the kept runs simulate that service, and the traffic of that window."""
+        """Tell whether the kept runs simulate that service, and ended with an interval of that window."""
         if self._service is None or all(each.identity != self._newest for each in window):
             return False
         newest = next((each.requests for each in reversed(window) if each.count), ())
@@ -252,8 +254,8 @@ class KeptRuns:
 def is_same(one: ServiceSettings, other: ServiceSettings, requests: Sequence[TracedRequest]) -> bool:
     """Tell whether two services are alike, but for step times within ``SAME_TIME`` of each other.
 
-    Compared are the steps of requests that are as long as these in the mean. One that is over the target in
-    both is alike: it misses.
+    Compared are the steps of requests that are as long as these in the mean; none where there are none. One
+    that is over the target in both is alike: it misses.
     """
     if replace(one, engines={}) != replace(other, engines={}) or one.engines.keys() != other.engines.keys():
         return False
@@ -279,7 +281,7 @@ def _times(
     _, timing = service.engines[role]
     prompt = fmean(each.prompt_tokens for each in requests)
     if role is Role.PREFILL or Role.PREFILL not in service.engines:
-        for factor in COMPARED_LENGTHS:
+        for factor in COMPARED_PROMPT_MULTIPLES:
             yield timing.step_ms(0, 0, [(0, round(factor * prompt))], 1), service.slo.ttft_ms
     if role is Role.DECODE:
         context = prompt + fmean(each.output_tokens for each in requests) / 2

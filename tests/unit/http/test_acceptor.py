@@ -24,7 +24,7 @@ import pytest
 import uvloop
 
 from dynaplan.http import acceptor
-from dynaplan.http.accept_turns import AcceptTurns
+from dynaplan.http.accept_shares import AcceptShares
 from dynaplan.http.acceptor import MAX_ACCEPTED_A_TURN, Acceptor
 from dynaplan.http.limits import MAX_CONNECTIONS, ConnectionLimits, raw_error
 from dynaplan.http.tls import ServerTls
@@ -63,7 +63,7 @@ async def test_processes_on_one_socket_share_what_waits(tmp_path: Path) -> None:
     """Two acceptors in one loop."""
     listen_on = bound_socket("127.0.0.1", 0)
     both = [
-        Acceptor(copy, lambda _, name=name: Greeter(name, is_kept=True), turns=AcceptTurns(tmp_path))  # type: ignore[misc]
+        Acceptor(copy, lambda _, name=name: Greeter(name, is_kept=True), shares=AcceptShares(tmp_path))  # type: ignore[misc]
         for copy, name in ((listen_on, b"a"), (listen_on.dup(), b"b"))
     ]
     listen_on.listen()
@@ -268,12 +268,12 @@ def test_others_are_told_of_a_connection_from_its_acceptance_to_its_end(tls: Ser
     """On uvloop, as all processes are that share a socket."""
 
     async def others_are_told(speaks: ServerTls | None) -> None:
-        turns = mock.Mock(wraps=AcceptTurns())
-        acceptor = Acceptor(bound_socket("127.0.0.1", 0), lambda _: Echo(), turns=turns, tls=speaks)
+        shares = mock.Mock(wraps=AcceptShares())
+        acceptor = Acceptor(bound_socket("127.0.0.1", 0), lambda _: Echo(), shares=shares, tls=speaks)
         acceptor.start()
         with clients(acceptor.address[1], 2):
-            await eventually(lambda: turns.share.call_args == mock.call(2))
-        await eventually(lambda: turns.share.call_args == mock.call(0))
+            await eventually(lambda: shares.publish.call_args == mock.call(2))
+        await eventually(lambda: shares.publish.call_args == mock.call(0))
         await acceptor.stop()
 
     for speaks in (None, tls):  # over TLS both leave before their handshake

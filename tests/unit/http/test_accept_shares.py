@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynaplan.http.accept_turns import MOST_LEFT, AcceptTurns, EqualPart, Shared
+from dynaplan.http.accept_shares import MAX_LEFT_TO_SILENT, AcceptShares, EqualPart, Shared
 
 
 def shared(*connections: int, looks: int = 7) -> dict[str, Shared]:
@@ -57,22 +57,24 @@ def test_in_whatever_order_they_look_some_process_takes_of_what_waits_and_none_m
 def test_so_many_are_left_to_one_that_takes_none_and_none_before_it_looks() -> None:
     part = EqualPart()
     hung = shared(1)
-    assert [part.lacking(3, 1, hung) for _ in range(MOST_LEFT + 2)] == [0] * MOST_LEFT + [1] * 2
+    assert [part.lacking(3, 1, hung) for _ in range(MAX_LEFT_TO_SILENT + 2)] == [0] * MAX_LEFT_TO_SILENT + [
+        1
+    ] * 2
     assert part.lacking(4, 1, hung) == 1
     assert part.lacking(4, 1, shared(2, looks=8)) == 0
 
 
 def test_those_beside_one_that_hangs_have_equal_parts_of_what_it_does_not_take() -> None:
     part, hung = EqualPart(), Shared(1, 7)
-    for looks in range(MOST_LEFT):
+    for looks in range(MAX_LEFT_TO_SILENT):
         assert part.lacking(30, 1, {"hung": hung, "awake": Shared(30, looks)}) == 0
-    assert part.lacking(30, 20, {"hung": hung, "awake": Shared(30, MOST_LEFT)}) == 10
+    assert part.lacking(30, 20, {"hung": hung, "awake": Shared(30, MAX_LEFT_TO_SILENT)}) == 10
 
 
 def test_one_whose_connections_are_short_is_not_taken_for_hung(tmp_path: Path) -> None:
-    with mock.patch("dynaplan.http.accept_turns.OTHER_ACCEPTORS_POLL_S", 0):
-        streams, short = AcceptTurns(tmp_path), AcceptTurns(tmp_path)
-        for _ in range(2 * MOST_LEFT):
+    with mock.patch("dynaplan.http.accept_shares.OTHER_ACCEPTORS_POLL_S", 0):
+        streams, short = AcceptShares(tmp_path), AcceptShares(tmp_path)
+        for _ in range(2 * MAX_LEFT_TO_SILENT):
             assert not streams.lacking(3, waiting=1)
             assert short.lacking(0, waiting=1)
         for each in (streams, short):
@@ -80,8 +82,8 @@ def test_one_whose_connections_are_short_is_not_taken_for_hung(tmp_path: Path) -
 
 
 def test_one_that_always_looks_when_others_have_taken_all_is_not_taken_for_hung(tmp_path: Path) -> None:
-    quick, slow = AcceptTurns(tmp_path), AcceptTurns(tmp_path)
-    for _ in range(2 * MOST_LEFT):
+    quick, slow = AcceptShares(tmp_path), AcceptShares(tmp_path)
+    for _ in range(2 * MAX_LEFT_TO_SILENT):
         assert not quick.lacking(3, waiting=1)
         assert not slow.lacking(0, waiting=0)
     for each in (quick, slow):
@@ -89,11 +91,11 @@ def test_one_that_always_looks_when_others_have_taken_all_is_not_taken_for_hung(
 
 
 def test_processes_see_each_others_connections_until_one_leaves(tmp_path: Path) -> None:
-    with mock.patch("dynaplan.http.accept_turns.OTHER_ACCEPTORS_POLL_S", 0):
-        first, second = AcceptTurns(tmp_path), AcceptTurns(tmp_path)
-        first.share(9)
+    with mock.patch("dynaplan.http.accept_shares.OTHER_ACCEPTORS_POLL_S", 0):
+        first, second = AcceptShares(tmp_path), AcceptShares(tmp_path)
+        first.publish(9)
         assert second.lacking(1, waiting=12) == 10
-        first.share(0)
+        first.publish(0)
         assert not second.lacking(1, waiting=1)
         first.close()
         assert second.lacking(1, waiting=1)

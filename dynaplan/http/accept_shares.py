@@ -1,9 +1,10 @@
 """Which of the processes on one listening socket takes how many of the connections that wait: an equal part.
 
-Each shares the number of its connections, and takes what it lacks to an equal part of all, open and waiting.
-One that has its part leaves the rest to the others for a moment; there is always one that has less. It may
-hang: when it has not looked for ``MOST_LEFT`` moments it is left out, and so are its connections, until it
-looks again. Its connections alone do not tell: with short ones there are never any open.
+Each publishes the number of its connections, and takes what it lacks to an equal part of all, open and
+waiting. One that has its part leaves the rest to the others for a moment; there is always one that has less.
+It may hang: when something was left to it ``MAX_LEFT_TO_SILENT`` times and it has not looked, it is left out,
+and so are its connections, until it looks again. Its connections alone do not tell: with short ones there are
+never any open.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import NamedTuple
 from dynaplan.http.timing import OTHER_ACCEPTORS_POLL_S
 from dynaplan.util.shared_words import SharedWords
 
-MOST_LEFT = 20
-"""Moments (``ACCEPT_YIELD_S``) for which connections are left to a process that does not look for them."""
+MAX_LEFT_TO_SILENT = 20
+"""Times that something is left to a process that has not looked since; then it is left out."""
 
 
 class Shared(NamedTuple):
@@ -40,7 +41,7 @@ class EqualPart:
         ``own`` is the number of open connections of this process; ``others`` are those by name.
         """
         looks = {(name, each.looks): each for name, each in others.items()}
-        awake = [each for look, each in looks.items() if self._left.get(look, 0) < MOST_LEFT]
+        awake = [each for look, each in looks.items() if self._left.get(look, 0) < MAX_LEFT_TO_SILENT]
         of_all = own + waiting + sum(each.connections for each in awake)
         part = -(-of_all // (1 + len(awake)))
         if waiting and part <= own:
@@ -48,7 +49,7 @@ class EqualPart:
         return min(waiting, max(0, part - own))
 
 
-class AcceptTurns:
+class AcceptShares:
     """Shares the numbers of connections among the processes that accept on one socket.
 
     ``directory`` is the one that all these processes share; without one there is only this process.
@@ -59,7 +60,7 @@ class AcceptTurns:
         self._part = EqualPart()
         self._look_at_s = 0.0
 
-    def share(self, connections: int) -> None:
+    def publish(self, connections: int) -> None:
         """Tell the others the number of open connections of this process."""
         self._shared.mine[0] = connections
 
@@ -68,7 +69,7 @@ class AcceptTurns:
         if (now_s := time.monotonic()) >= self._look_at_s:
             self._look_at_s = now_s + OTHER_ACCEPTORS_POLL_S
             self._shared.look_for_others()
-        self.share(connections)
+        self.publish(connections)
         self._shared.mine[1] += 1
         others = {name: Shared(*words) for name, words in self._shared.others.items()}
         return self._part.lacking(connections, waiting, others)
