@@ -85,20 +85,25 @@ class KeptSlot:
         self._memory[at : at + len(words)] = words
         self._write_head(len(words))
 
-    def end_answer(self, *, is_sent: bool, is_more_coming: bool) -> None:
-        """Note that the answer was written.
+    def end_answer(self, *, is_more_coming: bool) -> None:
+        """Note that the answer was written; some of it may still be on its way to the kernel.
 
-        The connection is kept again if the kernel has all of it (``is_sent``), and neither the rest of this
-        request nor the next one is coming.
+        With ``is_more_coming``, the rest of this request or the next one, the connection is not kept on.
         """
         self._is_mixed = is_more_coming  # its beginning, or the rest of this one, goes with this
-        self._state = WAITING if is_sent and not is_more_coming else CLOSED
+        self._state = CLOSED
         self._most_received_bytes = max(self._most_received_bytes, self._received_bytes)
         if self._most_received_bytes > LARGE_BYTES:
             self._memory.madvise(mmap.MADV_REMOVE, self._at, SLOT_BYTES)
             self._most_received_bytes = 0
         self._received_bytes = 0
         self._write_head()
+
+    def settle(self) -> None:
+        """Note that the kernel has all of the last answer: the connection is worth keeping again."""
+        if self._state == CLOSED and not self._is_mixed:
+            self._state = WAITING
+            self._write_head()
 
     def release(self) -> None:
         """Have the copy of the connection closed."""

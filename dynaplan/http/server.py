@@ -74,8 +74,11 @@ class KeptConnection(Protocol):
     def begin_answer(self, last_words: bytes = b"") -> None:
         """Report that an answer is being sent; ``last_words`` are to end it if this process cannot."""
 
-    def end_answer(self, *, is_sent: bool, is_more_coming: bool) -> None:
-        """Report whether the kernel has the whole answer, and whether a rest or another request is coming."""
+    def end_answer(self, *, is_more_coming: bool) -> None:
+        """Report that the answer was written, and whether a rest or another request is coming."""
+
+    def settle(self) -> None:
+        """Report that the kernel has the whole answer."""
 
     def release(self) -> None:
         """Report that the connection is closed."""
@@ -443,10 +446,9 @@ class ClientConnection(asyncio.Protocol):
         if self.transport is None:
             return
         if self._kept is not None:
-            is_whole = self._is_ended and self._is_kept
-            is_sent = is_whole and not self.transport.get_write_buffer_size()
             is_more_coming = bool(self._waiting) or self._is_in_head or not request.body.is_complete
-            self._kept.end_answer(is_sent=is_sent, is_more_coming=is_more_coming)
+            self._kept.end_answer(is_more_coming=is_more_coming)
+            self._loop.call_soon(self._settle)  # uvloop writes at the end of its turn
         if not self._is_ended:  # cut, or cancelled
             if request.is_http_10 and self._is_started:
                 self.transport.abort()  # closed it would look whole
@@ -457,6 +459,13 @@ class ClientConnection(asyncio.Protocol):
         else:
             request.body.discard()
             self._loop.call_later(timing.LINGER_S, self._stop_lingering, self._requests_begun)
+
+    def _settle(self) -> None:
+        """Have the connection kept again, once the kernel has the whole of its last answer."""
+        if self.transport is None or self._kept is None or self.transport.is_closing():
+            return
+        if self.is_idle and not self.transport.get_write_buffer_size():
+            self._kept.settle()
 
     def _stop_lingering(self, requests: int) -> None:
         """Close a connection whose client still sends the body of that request, or broke it off."""

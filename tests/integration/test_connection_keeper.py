@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from dynaplan.gateway.kept_connections import KeptConnections, KeptSlot
 from dynaplan.http.limits import ConnectionLimits
@@ -68,6 +69,7 @@ def public() -> Iterator[Public]:
     public.close()
 
 
+Run = Callable[[Coroutine[Any, Any, None]], None]
 Act = Callable[[KeptSlot, socket.socket], Any]
 
 
@@ -141,16 +143,23 @@ def test_a_connection_that_was_only_just_accepted_is_passed_on(keeper: str, publ
     assert all_of(client) == ANSWER
 
 
-def test_a_connection_whose_answer_is_sent_goes_on_at_once(keeper: str, public: Public) -> None:
-    """The frontend is killed in the loop's next turn."""
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_connection_whose_answer_is_sent_goes_on_two_turns_of_the_loop_later(
+    keeper: str, public: Public, run: Run
+) -> None:
     client = public.client()
     client.sendall(REQUEST)
 
+    def die_in(turns: int) -> None:
+        if not turns:
+            os.kill(os.getpid(), signal.SIGKILL)
+        asyncio.get_running_loop().call_soon(die_in, turns - 1)
+
     async def answer_and_die(request: Request) -> Response:
-        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGKILL)
+        asyncio.get_running_loop().call_soon(die_in, 2)
         return Response(200, {}, b"ok")
 
-    server_that_dies(keeper, public, answer_and_die)
+    server_that_dies(keeper, public, answer_and_die, run=run)
     assert client.recv(65536).endswith(b"ok")
     client.sendall(REQUEST)
     with public.accepted() as other:
@@ -162,7 +171,11 @@ async def answer_nothing(request: Request) -> None:
 
 
 def server_that_dies(
-    keeper: str, public: Public, handler: Handler, prepare: Callable[[HttpServer], None] = lambda _: None
+    keeper: str,
+    public: Public,
+    handler: Handler,
+    prepare: Callable[[HttpServer], None] = lambda _: None,
+    run: Run = asyncio.run,
 ) -> None:
     """Serve in another process until that is killed."""
 
@@ -175,7 +188,7 @@ def server_that_dies(
 
     pid = os.fork()
     if pid == 0:
-        asyncio.run(serve())
+        run(serve())
         os._exit(1)
     assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
 
@@ -218,7 +231,9 @@ def test_after_an_answer_the_connection_goes_on_only_when_the_kernel_has_all_of_
     def answer(slot: KeptSlot, connection: socket.socket, *, is_sent: bool) -> None:
         read_request(slot, connection)
         slot.begin_answer()
-        slot.end_answer(is_sent=is_sent, is_more_coming=False)
+        slot.end_answer(is_more_coming=False)
+        if is_sent:
+            slot.settle()
 
     client = public.client()
     client.sendall(REQUEST)
@@ -237,7 +252,8 @@ def test_pipelined_requests_are_not_asked_again(keeper: str, public: Public) -> 
         read_request(slot, connection)
         slot.begin_answer()
         slot.received(REQUEST, is_answer_sent=True)
-        slot.end_answer(is_sent=True, is_more_coming=True)
+        slot.end_answer(is_more_coming=True)
+        slot.settle()
 
     client = public.client()
     client.sendall(REQUEST)
@@ -251,7 +267,8 @@ def test_the_rest_of_a_request_that_came_with_the_one_before_is_not_asked_as_one
     def act(slot: KeptSlot, connection: socket.socket) -> None:
         slot.received(REQUEST + REQUEST[:-2], is_answer_sent=True)
         slot.begin_answer()
-        slot.end_answer(is_sent=True, is_more_coming=True)
+        slot.end_answer(is_more_coming=True)
+        slot.settle()
         slot.received(REQUEST[-2:], is_answer_sent=True)
 
     client = public.client()
@@ -297,7 +314,8 @@ def test_an_idle_connection_that_was_passed_on_once_is_closed_without_a_word(
         read_request(slot, connection)
         slot.begin_answer()
         connection.sendall(ANSWER)
-        slot.end_answer(is_sent=True, is_more_coming=False)
+        slot.end_answer(is_more_coming=False)
+        slot.settle()
 
     frontend_that_dies(keeper, public, answer)
     assert all_of(client) == ANSWER
