@@ -38,12 +38,12 @@ from dynaplan.config.settings.frontend import FrontendSettings
 from dynaplan.config.settings.worker import ProcessSettings
 from dynaplan.fleet import WORKER_PROGRAM
 from dynaplan.process.signals import ended_by_sigint
-from dynaplan.store.instances import is_loopback
 from dynaplan.util import screen
 from dynaplan.util.amounts import bytes_of, unit_missing
 from dynaplan.util.descriptors import raise_descriptor_limit
 from dynaplan.util.errors import GraphError
 from dynaplan.util.log_lines import FORMAT_VARIABLE
+from dynaplan.util.sockets import listens_on_loopback
 
 if TYPE_CHECKING:
     from dynaplan.config.overrides import Sections
@@ -448,7 +448,7 @@ def warn(warnings: Sequence[str]) -> None:
 def exposure_warnings(host: str, api_key: str, frontend: Mapping[str, object]) -> list[str]:
     """Return a warning when others can reach the address and no key is asked for."""
     options = {kebab(each): value for each, value in frontend.items()}
-    if api_key or options.get("api-key") or options.get("api-keys") or is_loopback(host):
+    if api_key or options.get("api-key") or options.get("api-keys") or listens_on_loopback(host):
         return []
     return [
         f"--host {host} without an API key: whoever reaches this machine can use the service; "

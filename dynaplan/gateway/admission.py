@@ -17,7 +17,7 @@ from dynaplan.config.settings.keys import KeySettings
 from dynaplan.gateway.keys.keyring import OWNER_GIVES, KeyHolder, Keyring, unauthorized
 from dynaplan.gateway.openai_api import ApiError, Call, check_context, check_media
 from dynaplan.http.browser_policy import BrowserPolicy, HeaderLookup, HostNames
-from dynaplan.store.instances import is_loopback
+from dynaplan.util.sockets import listens_on_loopback
 
 
 class Admission:
@@ -32,7 +32,7 @@ class Admission:
         self, settings: FrontendSettings, keyring: Keyring | None = None, owner: KeySettings | None = None
     ) -> None:
         self._settings = settings
-        names = host_names(settings) if is_loopback(settings.host) else None
+        names = host_names(settings) if listens_on_loopback(settings.host) else None
         self.browsers = BrowserPolicy(names, settings.allowed_origins or (), has_key=bool(settings.api_key))
         room = WaitingRoom(settings.max_waiting_requests)
         self.asks_for_key = bool(settings.api_key)

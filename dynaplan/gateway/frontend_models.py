@@ -32,9 +32,10 @@ from dynaplan.models.files.imported_model import MatchRule, RequestFilters
 from dynaplan.models.model import ModelState
 from dynaplan.routing.routing_logic import KV_MODE
 from dynaplan.store.discovery import Discovery
-from dynaplan.store.instances import Instance, is_loopback
+from dynaplan.store.instances import Instance
 from dynaplan.util.errors import nearest
 from dynaplan.util.masking import mask_secrets
+from dynaplan.util.sockets import listens_on_loopback
 from dynaplan.worker.routers import EVERY_COMPONENT
 
 NO_FILTERS = RequestFilters()
@@ -274,7 +275,7 @@ def on_demand_model(
     stalled: StalledWorkers,
 ) -> FrontendModel:
     """Return a model that is loaded on request, with a router and a queue of its own."""
-    queue = ModelQueue(model, shows_lines=is_loopback(settings.host) or bool(settings.api_key))
+    queue = ModelQueue(model, shows_lines=listens_on_loopback(settings.host) or bool(settings.api_key))
     own = model.settings
     router = WorkerRouter(
         discovery,

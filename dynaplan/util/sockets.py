@@ -10,6 +10,7 @@ import stat
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 MIN_PORT = 10000
 """Ports below are left to well-known services."""
@@ -31,8 +32,7 @@ def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.soc
     address, if it has one. Raises OSError when the port is taken, and its kind ``socket.gaierror`` for an
     unknown host.
     """
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    family, address = _address_to_bind(host, port)
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -44,6 +44,21 @@ def bound_socket(host: str, port: int, *, is_shared: bool = False) -> socket.soc
         bound.close()
         raise
     return bound
+
+
+def _address_to_bind(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, address
+
+
+@lru_cache(maxsize=64)
+def listens_on_loopback(host: str) -> bool:
+    """Tell whether what listens on that name or address is reached from this host only."""
+    try:
+        return ip_address(_address_to_bind(host, 0)[1][0]).is_loopback
+    except (OSError, ValueError):  # an unknown name, which cannot be listened on
+        return False
 
 
 def holding_socket(host: str, port: int) -> socket.socket:

@@ -42,6 +42,8 @@ def test_an_address_that_others_reach_without_a_key_is_warned_of(arguments: list
     [
         [],
         ["--host", "localhost"],
+        ["--host", "LOCALHOST"],
+        ["--host", "127.1"],
         ["--host", "127.0.0.2"],
         ["--host", "::1"],
         ["--host", "0.0.0.0", "--api-key", "secret"],

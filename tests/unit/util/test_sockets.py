@@ -14,6 +14,7 @@ from dynaplan.util.sockets import (
     holding_socket,
     is_free,
     is_own_address,
+    listens_on_loopback,
     quiet_ports,
     socket_of_stdin,
 )
@@ -56,6 +57,31 @@ def test_a_name_is_bound_at_its_ipv4_address_and_one_that_has_none_at_its_ipv6_a
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, known=known, **__: known)
         with bound_socket("mine", 0) as bound:
             assert bound.getsockname()[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "resolves_to", "is_loopback"),
+    [
+        ("box", ["::1", "127.0.1.1"], True),
+        ("six", ["::1"], True),
+        ("wide", ["::1", "10.0.0.1"], False),
+        ("", ["0.0.0.0"], False),
+    ],
+)
+def test_a_name_listens_on_loopback_where_the_address_that_it_is_bound_at_is_one(
+    host: str, resolves_to: list[str], is_loopback: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [
+        (socket.AF_INET6 if ":" in each else socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 0))
+        for each in resolves_to
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert listens_on_loopback.__wrapped__(host) is is_loopback
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "n" * 64])
+def test_what_resolves_to_nothing_does_not_listen_on_loopback(host: str) -> None:
+    assert not listens_on_loopback(host)
 
 
 def test_a_free_port_lies_in_the_range_from_which_the_kernel_takes_none() -> None:
