@@ -290,15 +290,15 @@ def run_under_supervisor(
     from dynaplan.cli.detach import PROGRAM
     from dynaplan.process.supervisor_link import fork_under_supervisor, inherited_link
 
-    link = inherited_link(os.environ)
-    if link is None:
+    inherited = inherited_link(os.environ)
+    if inherited is None:
         raise_descriptor_limit()  # the supervisor's children have its limit
-        link = fork_under_supervisor([*PROGRAM, *arguments], grace_s, drain_timeout_s)
-        link.arguments = arguments
-        _use_fork_server(link, namespace)
-        return link, None
+    link = inherited or fork_under_supervisor([*PROGRAM, *arguments], grace_s, drain_timeout_s)
+    click.get_current_context().call_on_close(link.close)
     link.arguments = arguments
     _use_fork_server(link, namespace)
+    if inherited is None:
+        return link, None
     with ended_by_sigint():
         from dynaplan.fleet.serve import serve_on
     return link, serve_on(link)

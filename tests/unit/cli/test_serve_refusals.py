@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -150,3 +152,11 @@ def test_a_yaml_that_is_not_a_configuration(
 def test_a_graph_that_cannot_be_imported_names_the_reason(refuse: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import nonexistent_module_of_mine\n")
     assert "nonexistent_module_of_mine" in refuse("broken:Frontend", "--working-dir", str(tmp_path))
+
+
+def test_a_refused_start_leaves_nothing_open(tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "dev", "-m", "dynaplan", "serve", "graphs.agg:Frontent"]
+    environment = os.environ | dict.fromkeys(("HOME", "DYNAPLAN_NODE_DIR"), str(tmp_path))
+    refused = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "ResourceWarning" not in refused.stderr
