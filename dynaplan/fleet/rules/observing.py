@@ -77,7 +77,8 @@ def observe(workers: Workers, world: World) -> Observed:
         else:
             after[name] = _ended(worker, exit_, world.now_s)
             leases += [worker.instance_id] if worker.instance_id else []
-            news += _news_of(after[name], exit_, world.now_s, _count(workers, worker.component))
+            count = _count(workers, worker.component)
+            news += _news_of(after[name], exit_, world.now_s, count, had_gpus=bool(worker.gpus))
     started_s = {
         name: world.now_s - worker.since_s
         for name, worker in workers.items()
@@ -95,18 +96,19 @@ def _ended(worker: Worker, exit_: Exit, now_s: float) -> Worker:
     return replace(after, reason=f"{after.reason}\n{exit_.last_lines}") if has_failed else after
 
 
-def _news_of(worker: Worker, exit_: Exit, now_s: float, count: int) -> list[str]:
+def _news_of(worker: Worker, exit_: Exit, now_s: float, count: int, *, had_gpus: bool) -> list[str]:
     """Return lines for the user about a worker's end; none where it was asked for.
 
-    ``count`` is the number of workers of its component.
+    ``count`` is the number of workers of its component; ``had_gpus`` is of the worker before its end.
     """
     if worker.state is WorkerState.FAILED:
         lines = "".join(f"\n    {line}" for line in worker.reason.splitlines())
         retry_s = worker.retry_at_s - now_s
         when = f"it is tried again in {retry_s:.0f} s" if retry_s > 0 else "it is not started again"
+        freed = ", its GPUs are free" if had_gpus else ""
         again = f"`dynaplan scale {worker.role.value}={count}` tries again at once."
         way_out = f"\n    {again}" if worker.role in COUNT_KEYS else ""
-        return [f"{worker.name} has failed; {when}, its GPUs are free.{lines}{way_out}"]
+        return [f"{worker.name} has failed; {when}{freed}.{lines}{way_out}"]
     if worker.state is WorkerState.BACKOFF:
         delay_s = max(0.0, worker.retry_at_s - now_s)
         when = f"in {delay_s:.1f} s" if delay_s else "at once"

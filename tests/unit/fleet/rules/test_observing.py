@@ -46,6 +46,14 @@ def test_a_stable_worker_begins_anew_whether_its_exit_is_known_at_once_or_later(
         assert replace(later, history=()) == replace(at_once, history=())
 
 
+def test_only_of_a_worker_that_had_gpus_they_are_said_to_be_free() -> None:
+    for gpus, freed in (((0,), ", its GPUs are free"), ((), "")):
+        own = registered(gpus=gpus)
+        seen = observe({own.name: own}, World(101.0, exits={own.name: Exit(78)}))
+        (line,) = seen.news
+        assert line.startswith(f"{own.name} has failed; it is not started again{freed}.\n")
+
+
 def instance(name: str, component: str, number: int, *, is_managed: bool = False) -> Instance:
     url = f"http://127.0.0.1:{number}"
     return Instance("ns", component, "generate", number, url, worker=name, is_managed=is_managed)
