@@ -399,7 +399,7 @@ class ConnectionPool:
         self._idle: dict[Origin, list[ServerConnection]] = {}
         self._used: set[ServerConnection] = set()
         self._first_use: asyncio.Future[None] | None = None
-        self._lively: set[Origin] = set()
+        self._lively: set[Origin] | None = None  # nobody has called ``silent_origins``
         self._reaping: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -458,7 +458,8 @@ class ConnectionPool:
         connection.is_movable = None
         if connection.has_received:
             connection.has_received = False
-            self._lively.add(origin)
+            if self._lively is not None:
+                self._lively.add(origin)
         if not (is_kept and connection.is_reusable):
             connection.close()
             return
@@ -470,7 +471,7 @@ class ConnectionPool:
 
     def silent_origins(self) -> set[Origin]:
         """Return the addresses with connections in use from which nothing came since the last call."""
-        used, lively = set(), self._lively
+        used, lively = set(), self._lively or set()
         self._lively = set()
         for connection in self._used:
             used.add(connection.origin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any, cast
 
 import pytest
@@ -446,3 +447,19 @@ async def test_a_connection_that_opens_while_the_pool_closes_is_closed(
 
 def test_a_password_in_an_address_is_not_sent_as_its_host() -> None:
     assert target_of("http://me:secret@w:81/v1").line.endswith(b"Host: w:81\r\n")
+
+
+async def test_the_addresses_that_answer_are_remembered_only_for_who_looks_for_silent_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = Pool(monkeypatch)
+    origin = Origin("127.0.0.1", 2, is_tls=False)
+    here.pool.give_back(await here.used(), origin, is_kept=False)
+    assert not any(isinstance(each, set) for each in gc.get_referrers(origin))
+    assert here.pool.silent_origins() == set()
+    here.pool.give_back(await here.used(), HERE, is_kept=False)
+    waiting = await here.pool.open(HERE)
+    assert here.pool.silent_origins() == set(), "it has answered another request meanwhile"
+    assert here.pool.silent_origins() == {HERE}
+    here.pool.give_back(waiting, HERE, is_kept=False)
+    here.pool.close()
