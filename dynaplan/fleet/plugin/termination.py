@@ -107,6 +107,7 @@ class Termination:
             steps = self._steps[worker.name]
             if self._runs(worker):
                 steps.gone_since_s = None
+                self._exit_codes.pop(worker.pid, None)  # of an earlier process with that pid
                 continue
             # /proc tells of an end at once, circus of its code a moment later, or never while serve is away.
             if steps.gone_since_s is None:

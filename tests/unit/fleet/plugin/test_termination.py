@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dynaplan.contract.store_keys import DesiredCounts
-from dynaplan.graph.lifecycle import Role, WorkerState
+from dynaplan.graph.lifecycle import EXIT_CANNOT_START, Role, WorkerState
 from dynaplan.graph.model import ServiceSpec
 from tests.unit.fleet.plugin.box import GRAPH, Box, frozen
 
@@ -101,6 +101,19 @@ async def test_a_crash_beside_an_out_of_memory_kill_says_so_and_a_later_one_does
         assert words in box.said[-1]
         box.now += 100
         await box.settle()
+
+
+async def test_a_worker_is_not_given_the_exit_code_of_an_earlier_process_with_its_pid(tmp_path: Path) -> None:
+    box = await Box(tmp_path).started()
+    box.reconciler.record_exit(box.reconciler.workers["ns_VllmWorker"].pid, EXIT_CANNOT_START)
+    await box.reconciler.reconcile_once()
+    box.circus.end("ns_VllmWorker")
+    await box.reconciler.reconcile_once()
+    box.now += 1
+    await box.settle()
+    after = box.reconciler.workers["ns_VllmWorker"]
+    assert (after.state, len(after.restarts_s)) == (WorkerState.READY, 1)
+    assert "ns_VllmWorker ended unasked (" in box.said[-1]
 
 
 async def test_a_worker_to_replace_is_drained_and_no_crash_is_counted(tmp_path: Path) -> None:
