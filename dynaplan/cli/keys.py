@@ -74,9 +74,9 @@ file_option = click.option(
 def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of a key, as the file has them."""
     for name, each in reversed(GIVEN.items()):
-        command = click.option(f"--{name}", type=_type_of(each), is_flag=each.kind is bool, help=each.help)(
-            command
-        )
+        command = click.option(
+            f"--{name}", type=_type_of(each), is_flag=each.kind is bool or None, help=each.help
+        )(command)
     return command
 
 

@@ -45,6 +45,10 @@ class KeySettings(Settings):
                 f"hash is {shown(self.hash)}",
                 hint="Expected sha256: and 64 digits of 0-9a-f, never the key itself.",
             )
+        if self.models is not None and not self.models:
+            raise ConfigError(
+                "models is empty", hint="Expected names of models; without `models`, all are its."
+            )
 
     @property
     def weight(self) -> float:

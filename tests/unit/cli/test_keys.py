@@ -47,6 +47,12 @@ def test_a_key_is_printed_once_and_its_hash_is_written_for_its_owner_alone(file:
     )
 
 
+@pytest.mark.parametrize("option", ["--models", "--concurrency", "--priority", "--expires"])
+def test_an_option_without_its_value_makes_no_key_that_lacks_it(file: Path, option: str) -> None:
+    assert "requires an argument" in run("add", "alice", option).stderr
+    assert not file.exists()
+
+
 def test_the_list_has_the_limits_and_no_hash(file: Path) -> None:
     run("add", "alice", "--expires", "2020-01-01")
     for words in (("list",), ("list", "--json")):

@@ -53,6 +53,7 @@ def test_a_new_key_has_256_bits_and_no_two_are_alike() -> None:
         ("", "alice: hash is ''"),
         (f"hash: {HASH}\n  concurency: 2", "alice: a key has no option 'concurency'"),
         (f"hash: {HASH}\n  concurrency: 0", "alice: concurrency is 0"),
+        (f"hash: {HASH}\n  models: []", "alice: models is empty"),
         (f"hash: {HASH}\n  priority: urgent", "alice: priority is 'urgent'"),
         (f"hash: {HASH}\n  expires: soon", "alice: expires is 'soon'"),
         (f"hash: {HASH}\nbob:\n  hash: {HASH}", "bob: its hash is alice's too"),
