@@ -84,6 +84,7 @@ async def test_a_key_is_for_its_models_alone(tmp_path: Path) -> None:
         assert (await ask(here, "alice", model="ant"))[0] == 200
         status, document, _ = await ask(here, "alice", model="bee")
         assert (status, document["error"]["code"]) == (403, "model_not_allowed")
+        assert document["error"]["message"].endswith("not for the model 'bee', but for: emmet")
         status, document, _ = await ask(here, "alice", "/v1/messages", model="bee", max_tokens=1)
         assert (status, document["error"]["type"]) == (403, "permission_error")
         status, document, _ = await ask(here, "alice", "/api/chat", model="bee")

@@ -137,8 +137,10 @@ class KeyHolder:
     def check_model(self, asked: str, names: Collection[str]) -> None:
         """Raise ApiError (403) unless the model, which was asked for by one of its names, is one of his."""
         if asked not in self.models and not self.may_use(names):
+            own = ", ".join(sorted(self.models))
             raise _forbidden(
-                f"The API key of {self.name} is not for the model {asked!r}", "model_not_allowed"
+                f"The API key of {self.name} is not for the model {asked!r}, but for: {own}",
+                "model_not_allowed",
             )
 
     def check_admin(self, path: str) -> None:
