@@ -55,6 +55,10 @@ MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 20, "hash_ids
 _SHIPPED = (REPOSITORY / "graphs/disagg.yaml").read_text()
 OTHER = _SHIPPED.replace("max-num-batched-tokens: 16384", "max-num-batched-tokens: 8192", 1)
 
+LEARNT = (
+    "dynaplan serve graphs.agg:Frontend -f llamacpp.yaml --Planner.policy=sla \\\n"
+    "    --Planner.ttft=300 --Planner.itl=30"
+)
 BY_RATE = "dynaplan serve graphs.disagg:Frontend -f disagg.yaml --Planner.policy=by_rate.py:decide"
 
 WALKS = {
@@ -74,6 +78,14 @@ WALKS = {
         environment={"DYN_FILE_KV": "kv"},
     ),
     "export-kubernetes": Walk(before=(SERVING,)),
+    "how-it-decides": Walk(
+        instead={
+            "--Planner.itl=30": "--Planner.itl=30 --Planner.adjustment-interval=5",
+            "llamacpp-tiny": "llamacpp-model",
+            "trace.csv": "sinusoid:low=2,high=4,period=60,duration=60",
+        },
+        after={LEARNT: (LOAD.replace("5s", "75s"),)},
+    ),
     "joining": Walk(
         before=(
             "dynaplan serve graphs.hello_world:Frontend",
