@@ -330,7 +330,9 @@ def predict(
         },
         graph,
     )
-    workers = f"{prefill} prefill and {decode} decode workers" if is_disaggregated else f"{decode} workers"
+    workers = f"{decode} worker{'' if decode == 1 else 's'}"
+    if is_disaggregated:
+        workers = f"{prefill} prefill and {decode} decode workers"
     by = "no planner" if policy == STATIC else f"policy {policy}"
     first = f"simulated with {workers} at the beginning, {by}."
     if (all_gpus := len(inventory_of(found.document))) > gpus:

@@ -150,6 +150,7 @@ def test_gpus_that_others_have_are_none_that_the_planner_adds_workers_on(tmp_pat
     found = deployment(tmp_path, [planner, engine, leaving], Planner={"policy": "load"}, VllmWorker={})
     scarce = predict(found, GIVEN, free=1)
     assert scarce.options.gpus == 3
+    assert scarce.notes[0].startswith("simulated with 1 worker at the beginning, policy load.")
     assert scarce.notes[0].endswith("Others have 1 of its 4 GPUs: left out.")
     everything = predict(found, GIVEN, free=2)
     assert everything.options.gpus == 4
