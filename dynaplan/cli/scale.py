@@ -223,5 +223,5 @@ def _echo_written(
     if free:
         click.echo(describe_next_decision(found, settings, written.counts, written.holds))
     if free and not any(in_force.of(role) for role in free):
-        number = f"{free[0].value}={written.asked[free[0]]}"
-        click.echo(f"To keep it: `dynaplan scale {number} --hold`, or --for 2h.")
+        numbers = " ".join(f"{role.value}={written.asked[role]}" for role in free)
+        click.echo(f"To keep it: `dynaplan scale {numbers} --hold`, or --for 2h.")

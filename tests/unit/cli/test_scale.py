@@ -96,6 +96,15 @@ def test_the_answer_says_when_the_planner_may_change_it_and_how_to_keep_it(store
     assert "To keep it: `dynaplan scale decode=2 --hold`, or --for 2h." in answer
 
 
+def test_how_to_keep_several_numbers_names_them_all(store: MemoryStore) -> None:
+    found: Any = scale.connect(None)
+    found.workers.append(Worker("ns_PrefillWorker", "PrefillWorker", Role.PREFILL, since_s=0.0))
+    found.document["components"]["ns_PrefillWorker"] = {"component": "PrefillWorker", "role": "prefill"}
+    asyncio.run(store.put("v1/ns/planner/num_prefill_workers", "1"))
+    answer = typed("scale", "decode=2", "prefill=2", "--no-wait").output
+    assert "To keep it: `dynaplan scale decode=2 prefill=2 --hold`, or --for 2h." in answer
+
+
 @pytest.mark.parametrize("words", [("decode", "2"), ("VllmWorker", "2"), ("decode", "+1")])
 def test_a_number_may_stand_behind_the_role(store: MemoryStore, words: tuple[str, ...]) -> None:
     assert typed("scale", *words, "--no-wait", "--timeout", "3").exit_code == 0
