@@ -151,7 +151,8 @@ def revoke(name: str, file: Path | None) -> None:
     with _changed(path) as text:
         names = {each.name for each in parse_keys(text[0], str(path)).values()}
         if name not in names:
-            raise ConfigError(f"{path} has no key of {name}", hint=nearest(name, names))
+            hint = nearest(name, names) or "It has none at all; --api-keys FILE names another."
+            raise ConfigError(f"{path} has no key of {name}", hint=hint)
         text[0] = without_entry(text[0], name)
     click.echo(f"The key of {name} is revoked.")
 

@@ -53,6 +53,11 @@ def test_an_option_without_its_value_makes_no_key_that_lacks_it(file: Path, opti
     assert not file.exists()
 
 
+def test_where_there_are_no_keys_to_revoke_another_file_is_asked_for(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no key of bob\n.*--api-keys FILE names another"):
+        run("revoke", "bob")
+
+
 def test_the_list_has_the_limits_and_no_hash(file: Path) -> None:
     run("add", "alice", "--expires", "2020-01-01")
     for words in (("list",), ("list", "--json")):
