@@ -118,6 +118,8 @@ class WaitingRoom:
 class Place:
     """One request in the waiting room."""
 
+    __slots__ = ("_key", "_room")
+
     def __init__(self, room: WaitingRoom, key: str) -> None:
         self._room: WaitingRoom | None = room
         self._key = key

@@ -26,11 +26,13 @@ class Client:
     A client that leaves cancels the task of its request, or raises ConnectionError in what sends to it.
     """
 
+    __slots__ = ("_is_broken_off", "_request", "connection", "headers", "rate_headers", "request_id", "write")
+
     def __init__(self, request: Request) -> None:
         self._request = request
         self._is_broken_off = False
         self.write = request.connection.write
-        self.write_now = request.connection.write_now
+        self.connection = request.connection
         self.request_id = request.name
         self.headers: Headers = request.headers
         self.rate_headers: Mapping[str, str] = {}

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct
@@ -35,6 +36,7 @@ from dynaplan.gateway.openai_api import (
 
 # -- 1. tokens ---------------------------------------------------------------------------------------
 
+_BACKSLASH = ord("\\")
 _EVENT, _NEXT_EVENT = b"data: {", b"\ndata: {"
 """The beginning of the first event and of each further one: a JSON text has no line's end in it."""
 _PLAIN_TOKEN = b'"delta":{"content":"'
@@ -83,29 +85,38 @@ def count_tokens(endpoint: ApiPath, events: bytes) -> int:
 
 
 class TokenFrame:
-    """What stands before and behind the text of an event with one token, and where: ``events[frame.text]``.
+    """The slices of an event with one token: its ``begin``, its ``text`` and its ``end``, which is ``tail``.
 
-    Engines write the same around the text of nearly every event. So what begins and ends as an event that was
-    looked through, with no quote between, is one token as that was: to search it takes thrice as long.
+    Engines write the same around the text of nearly every event. So an event that begins and ends like one
+    with a token, and has no quote between, has one token, too. To compare takes a third of the time that
+    searching takes. The beginning has the answer's id, and each stream keeps its own; streams with the same
+    slices and tail share a frame.
     """
 
-    def __init__(self, head: bytes, tail: bytes) -> None:
-        self.head, self.tail = head, tail
-        self.begin, self.end = slice(len(head)), slice(-len(tail), None)
-        self.text = slice(len(head), -len(tail))
+    __slots__ = ("begin", "end", "tail", "text")
+
+    def __init__(self, head_bytes: int, tail: bytes) -> None:
+        self.begin, self.end = slice(head_bytes), slice(-len(tail), None)
+        self.text, self.tail = slice(head_bytes, -len(tail)), tail
 
 
-NO_FRAME = TokenFrame(b"\0", b"\0")
+_shared_frame = lru_cache(maxsize=64)(TokenFrame)
+
+NO_FRAME = b"\0", TokenFrame(1, b"\0")
 """No event of a stream begins or ends so."""
 
 
-def find_frame(events: bytes) -> TokenFrame | None:
-    """Return the frame of these events' only token; None for other events."""
+def find_frame(events: bytes) -> tuple[bytes, TokenFrame] | None:
+    """Return what comes before the text of the only token in these events, and their frame.
+
+    None for other events, and where the text has a quote in it.
+    """
     if events.count(_NEXT_EVENT) + events.startswith(_EVENT) != 1 or events.count(_PLAIN_TOKEN) != 1:
         return None
     begin = events.find(_PLAIN_TOKEN) + len(_PLAIN_TOKEN)
     end = events.find(b'"', begin)
-    return TokenFrame(events[:begin], events[end:]) if end >= 0 else None
+    is_closing = end >= 0 and events[end - 1] != _BACKSLASH
+    return (events[:begin], _shared_frame(begin, events[end:])) if is_closing else None
 
 
 def is_ended(endpoint: ApiPath, events: bytes) -> bool:

@@ -159,6 +159,11 @@ class RequestRecord:
     of them.
     """
 
+    __slots__ = (
+        *("_counts", "_last_s", "_metrics", "_now_s", "_of_model", "begun_s", "is_waiting", "output_tokens"),
+        "ttft_s",
+    )
+
     def __init__(self, metrics: FrontendMetrics, model: str, endpoint: str, is_stream: bool) -> None:
         self._metrics = metrics
         self._now_s = metrics.now_s

@@ -44,6 +44,8 @@ class MigratableStream:
     None for a stream that cannot migrate.
     """
 
+    __slots__ = ("_client", "_limit", "_splice", "asked", "migrations", "partial")
+
     def __init__(self, client: Client, asked: Call, api: EngineApi, limit: int, pages: UnreadPages) -> None:
         self._client = client
         self.asked = asked
@@ -185,6 +187,11 @@ class PartialAnswer:
     ``answer_id`` and ``created_s`` are those of the first event. ``finish_reason`` is empty until an event
     has one. ``oddity`` says what in the answer is no plain text of one choice, empty when all of it is.
     """
+
+    __slots__ = (
+        *("_characters", "_frame", "_pages", "_taken_pages", "_texts", "answer_id", "created_s"),
+        *("finish_reason", "has_usage", "oddity", "room_bytes", "unread"),
+    )
 
     def __init__(self, pages: UnreadPages) -> None:
         self._pages = pages

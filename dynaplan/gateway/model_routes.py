@@ -385,7 +385,7 @@ class HeldAnswer:
     async def write(self, data: bytes) -> None:
         raise NotImplementedError("its answer is no stream")
 
-    write_now = write
+    write_now = write_chunk_now = hold = write
 
 
 class OllamaConnection:
@@ -426,6 +426,8 @@ class OllamaConnection:
 
     def write_now(self, data: bytes) -> bool:
         return False  # a line is made once: ``write`` follows
+
+    write_chunk_now = hold = write_now
 
     async def end_stream(self) -> None:
         if not self._has_ended:

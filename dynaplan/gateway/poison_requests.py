@@ -64,6 +64,8 @@ class _Evidence:
 class Suspect:
     """One attempt at a request, which its worker may die of; ``PoisonRequests.admit`` makes it."""
 
+    __slots__ = ("_isolation", "_poison", "_process", "call")
+
     def __init__(self, poison: PoisonRequests, call: Call, isolation: asyncio.Lock | None) -> None:
         self._poison = poison
         self._isolation = isolation

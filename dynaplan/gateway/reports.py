@@ -92,6 +92,8 @@ class RequestReport:
     ``record`` observes its tokens for the metrics.
     """
 
+    __slots__ = ("_call", "_client", "_reports", "record", "use")
+
     def __init__(self, reports: Reports, client: Client, call: Call, use: KeyUse | None = None) -> None:
         self._reports = reports
         self._client = client

@@ -53,6 +53,8 @@ class BodyBudget:
 class BodyShare:
     """The part of the budget that one body takes until ``close``: nothing while it is small."""
 
+    __slots__ = ("_budget", "counted_bytes")
+
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self.counted_bytes = 0

@@ -239,6 +239,11 @@ class RequestProgress:
     ``place`` is its own among the requests that wait.
     """
 
+    __slots__ = (
+        *("_blocks", "_deadline_s", "_is_prefill_placed", "_last", "_prompt_tokens", "asked", "call"),
+        *("client", "deaths", "hand_off", "has_begun", "model", "path", "place", "report", "stream"),
+    )
+
     def __init__(
         self,
         path: RequestPath,
@@ -447,6 +452,11 @@ class RequestProgress:
 class Attempt:
     """One attempt to have the request answered by the booked worker; ``run`` it once."""
 
+    __slots__ = (
+        *("_api", "_awake", "_booking", "_call", "_client", "_end_bytes", "_passing", "_path", "_progress"),
+        *("_suspect", "hand_off", "instance"),
+    )
+
     def __init__(self, progress: RequestProgress, booking: Booking, api: EngineApi, suspect: Suspect) -> None:
         self._progress = progress
         self._path = progress.path
@@ -461,7 +471,7 @@ class Attempt:
         self.hand_off = progress.hand_off
         self._passing = PassingStream(
             progress.call.endpoint,
-            progress.client.write_now,
+            progress.client.connection,
             progress.report.record,
             booking,
             self,
@@ -566,7 +576,8 @@ class Attempt:
         death: WorkerDied | None = None
         try:
             while events := await answer.read_lines(passing):
-                if not (events := passing.pass_on(events)):
+                is_last = answer.connection.is_complete and engine_answers.is_ended(endpoint, events)
+                if not (events := passing.pass_on(events, is_last=is_last)):
                     continue
                 if failure := engine_answers.find_failure(events):
                     return await self._fail(failure)

@@ -196,6 +196,8 @@ class Upstream:
 class EngineAnswer:
     """The answer to one request, from its status to ``close``, which may come at any time."""
 
+    __slots__ = ("_held", "_is_kept", "_pool", "_target", "_whole", "connection", "headers", "status")
+
     def __init__(
         self, connection: ServerConnection, pool: ConnectionPool, target: Target, *, is_kept: bool = True
     ) -> None:

@@ -5,9 +5,11 @@
    takes it out. One that is idle for ``KEEP_ALIVE_S`` is not used again, and soon closed.
 2. **Answer.** The parser takes the framing off and leaves the body's pieces, which ``read`` joins. Interim
    answers (1xx) are skipped. An answer without a length ends with its connection. To wake a task for each
-   token of a stream costs more than all that is done with it, so ``forward`` gives the pieces to a function
-   as they come, from the first one on, and wakes its task only for what that function does not take. With
-   other streams those of a turn of the loop are passed on together (``stream_batching``).
+   token of a stream costs more than all that is done with it, so ``forward`` gives the pieces to a ``Sink``
+   as they come, from the first one on, and wakes its task only for what that does not take. A read that is a
+   whole chunk, as engines write a token, is first offered to it as it is: without the parser, and without
+   another framing for the client. With other streams the reads of a turn of the loop are passed on together
+   (``stream_batching``).
 3. **Back-pressure.** Reading pauses while ``MAX_UNREAD_BYTES`` of an answer wait for their reader; a body of
    more than ``MAX_WRITE_BYTES`` is written piece by piece, so that other streams go on.
 4. **Failure.** What has arrived is read before the error is raised: ``ConnectionError``, whatever it was.
@@ -93,12 +95,30 @@ class Sink(Protocol):
         ...
 
     def pass_on(self, lines: bytes) -> bytes:
-        """Pass whole lines on; return what is left to the task that reads the answer."""
+        """Pass whole lines on; return what is left to the task that reads the answer.
+
+        That is nothing, or all of them, after earlier ones that were held back.
+        """
+        ...
+
+    def pass_chunk(self, read: bytes) -> bool:
+        """Pass a read on, framing and all, if it is one whole chunk and needs no looking into.
+
+        It is asked only once it has begun, and where a chunk begins. False: nothing has passed; the read is
+        no chunk, the empty last one, or is to be parsed.
+        """
         ...
 
 
 class ServerConnection(asyncio.Protocol):
     """One connection, and the answer that comes over it; ``send`` begins the next one."""
+
+    __slots__ = (
+        *("_batch", "_ends_with_connection", "_error", "_expects_answer", "_head_bytes"),
+        *("_is_between_chunks", "_is_paused", "_keep_alive", "_loop", "_parser", "_pieces", "_reader"),
+        *("_sink", "_transport", "_unread_bytes", "_writer", "has_head", "has_received", "headers"),
+        *("idle_since_s", "is_complete", "is_movable", "is_stream", "on_body", "origin", "status"),
+    )
 
     def __init__(self, batch: StreamBatch, origin: Origin) -> None:
         self._loop = asyncio.get_running_loop()
@@ -120,6 +140,8 @@ class ServerConnection(asyncio.Protocol):
         self._error: ConnectionError | None = None
         self._expects_answer = False
         self._ends_with_connection = False
+        self._is_between_chunks = False
+        """Whether the next byte begins a chunk: the last one has ended, and no part of a size has come."""
         self._keep_alive = False
         self.is_complete = True
         """Whether all of the answer has arrived."""
@@ -254,19 +276,29 @@ class ServerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has arrived, and pass it on or wake its reader.
+        """Pass what has arrived on, or wake its reader.
 
         Beside other streams that is done at the end of the loop's turn, when the batch calls this again.
         """
         self.has_received = True
         batch, sink = self._batch, self._sink
-        if batch.gathers and sink is not None and sink.has_begun:
-            batch.add(self, data)
-            return
+        if sink is not None and sink.has_begun:
+            if batch.gathers:
+                if arrived := batch.arrived:  # what ``add`` does, and a call less for nearly every token
+                    arrived.append((self, data))
+                else:
+                    batch.add(self, data)
+                return
+            if self._is_between_chunks and self._reader is not None and sink.pass_chunk(data):
+                return  # the parser stays between two chunks; the task may be cancelled, or about to fail
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._refuse(error)
+        self._is_between_chunks = self._is_between_chunks and data[-2:] == b"\r\n"
         if not self.has_head:
             self._limit_head(len(data))
         reader, sink, pieces = self._reader, self._sink, self._pieces
@@ -373,7 +405,14 @@ class ServerConnection(asyncio.Protocol):
         if not self.is_stream:
             self._sink = None
 
+    def on_chunk_header(self) -> None:
+        self._is_between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._is_between_chunks = True
+
     def on_message_complete(self) -> None:
+        self._is_between_chunks = False
         if self.has_head:
             self.is_complete, self._expects_answer = True, False
             if self._writer is not None:

@@ -42,6 +42,8 @@ class BodyTooLarge(Exception):
 class Headers:
     """The headers of a request or an answer; their names in any case."""
 
+    __slots__ = ("_pairs", "first_values")
+
     def __init__(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
         """Take names in lower case, and values as they came."""
         self._pairs = pairs
@@ -103,6 +105,20 @@ class Answering(Protocol):
 
     def write_now(self, data: bytes) -> bool:
         """Send a part of the stream; False, and nothing is sent, when ``write`` would wait or raise."""
+        ...
+
+    def write_chunk_now(self, chunk: bytes) -> bool:
+        """Send one whole chunk, with its framing, as ``write_now`` sends a part without.
+
+        False, too, where the answer is not sent in chunks.
+        """
+        ...
+
+    def hold(self, data: bytes) -> bool:
+        """Keep a part of the stream, to be sent in one write with the next one or the end.
+
+        False, and it is not kept, where ``write_now`` would return False.
+        """
         ...
 
     async def end_stream(self) -> None:
@@ -183,6 +199,11 @@ class RequestBody:
 
     ``transport`` is paused while too much of it waits.
     """
+
+    __slots__ = (
+        *("_decompressor", "_fault", "_is_discarded", "_pieces", "_reader", "_transport", "_unread_bytes"),
+        *("declared_bytes", "is_complete", "is_paused"),
+    )
 
     def __init__(self, declared_bytes: int, encoding: str, transport: asyncio.Transport) -> None:
         self.declared_bytes = declared_bytes

@@ -204,6 +204,14 @@ class _Malformed(Exception):
 class ClientConnection(asyncio.Protocol):
     """One connection of a client."""
 
+    __slots__ = (
+        *("_batch", "_body", "_drained", "_head_bytes", "_headers", "_headers_bytes", "_held"),
+        *("_ignores_input", "_is_chunked", "_is_ended", "_is_in_head", "_is_kept", "_is_started"),
+        *("_is_upgrade", "_kept", "_last_words", "_loop", "_parser", "_pending_error", "_requests_begun"),
+        *("_server", "_target", "_task", "_unsent_head", "_waiting", "_written_bytes", "idle_since_s"),
+        *("last_progress", "stalled_since_s", "transport"),
+    )
+
     def __init__(self, server: HttpServer, kept: KeptConnection | None = None) -> None:
         self._server = server
         self._batch = server.batch
@@ -234,6 +242,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_ended = False
         self._is_kept = True
         self._unsent_head = b""
+        self._held = b""
         self._written_bytes = 0
         self._drained: asyncio.Future[None] | None = None
         self._last_words = b""
@@ -419,7 +428,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _start(self, request: Request) -> None:
         self._is_started = self._is_ended = self._is_chunked = False
-        self._unsent_head = b""
+        self._unsent_head = self._held = b""
         is_last = self._ignores_input and not (self._waiting or self._pending_error)
         self._is_kept = request.is_kept and not is_last
         self._task = self._loop.create_task(self._answer(request))
@@ -450,6 +459,8 @@ class ClientConnection(asyncio.Protocol):
             self._kept.end_answer(is_more_coming=is_more_coming)
             self._loop.call_soon(self._settle)  # uvloop writes at the end of its turn
         if not self._is_ended:  # cut, or cancelled
+            if self._held and not self.transport.is_closing():
+                self.transport.write(self._held)
             if request.is_http_10 and self._is_started:
                 self.transport.abort()  # closed it would look whole
             else:
@@ -560,18 +571,30 @@ class ClientConnection(asyncio.Protocol):
         await self._send(self._with_head(data) if self._unsent_head else data)
 
     def write_now(self, data: bytes) -> bool:
+        if self.transport is None or self._drained is not None or not self._is_chunked or self._held:
+            return False
+        if not data:  # an empty chunk is the last one
+            return True
+        chunk = b"%x\r\n%b\r\n" % (len(data), data)
+        return self.write_chunk_now(self._with_head(chunk) if self._unsent_head else chunk)
+
+    def hold(self, data: bytes) -> bool:
         transport = self.transport
         if transport is None or self._drained is not None or not self._is_chunked or transport.is_closing():
             return False
-        if data:
-            chunk = b"%x\r\n%b\r\n" % (len(data), data)
-            if self._unsent_head:
-                chunk = self._with_head(chunk)
-            if (writes := self._batch.writes) is None:
-                transport.write(chunk)
-            else:
-                writes.append((transport, chunk))
-            self._written_bytes += len(data)
+        chunk = b"%x\r\n%b\r\n" % (len(data), data)
+        self._held += self._with_head(chunk) if self._unsent_head else chunk
+        return True
+
+    def write_chunk_now(self, chunk: bytes) -> bool:
+        transport = self.transport
+        if transport is None or self._drained is not None or not self._is_chunked or transport.is_closing():
+            return False
+        if (writes := self._batch.writes) is None:
+            transport.write(chunk)
+        else:
+            writes.append((transport, chunk))
+        self._written_bytes += len(chunk)
         return True
 
     def _with_head(self, data: bytes) -> bytes:
@@ -603,6 +626,8 @@ class ClientConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has left")
+        if self._held:
+            data, self._held = self._held + data, b""
         transport.write(data)
         self._written_bytes += len(data)
         if self._drained is not None:

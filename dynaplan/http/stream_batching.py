@@ -29,15 +29,16 @@ class Connection(Protocol):
 class StreamBatch:
     """What has arrived in this turn of the event loop, of all streams of one frontend.
 
-    While it ``gathers``, a stream's connection gives it what arrives (``add``), and handles that when it is
-    given it back.
+    While it ``gathers``, a stream's connection adds what arrives, and handles it when ``run`` calls the
+    connection's ``data_received`` again. ``arrived`` is what was added; while it is not empty, ``run`` is
+    due, and a connection may append to it itself.
     ``writes``, while it is a list, takes what is to be written, and where; else it is written at once.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._streams = 0
-        self._arrived: list[tuple[Connection, bytes]] = []
+        self.arrived: list[tuple[Connection, bytes]] = []
         self.gathers = False
         self.writes: list[tuple[asyncio.WriteTransport, bytes]] | None = None
 
@@ -51,13 +52,13 @@ class StreamBatch:
 
     def add(self, connection: Connection, data: bytes) -> None:
         """Have the connection handle the data at the end of this turn, in the order of arrival."""
-        if not self._arrived:
+        if not self.arrived:
             self._loop.call_soon(self.run)
-        self._arrived.append((connection, data))
+        self.arrived.append((connection, data))
 
     def run(self) -> None:
         """Handle all that has arrived, and write what is to be written of it."""
-        arrived, self._arrived = self._arrived, []
+        arrived, self.arrived = self.arrived, []
         if not arrived:
             return
         writes: list[tuple[asyncio.WriteTransport, bytes]] = []

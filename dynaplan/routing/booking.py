@@ -39,7 +39,7 @@ class WorkerBook:
         return Candidate(instance_id, in_flight, active, prefill, overlap_blocks)
 
 
-@dataclass
+@dataclass(slots=True)
 class BookEntry:
     """One request in a worker's book, from the making of this entry until ``close``.
 

@@ -27,6 +27,8 @@ class WhileAwake:
     It is one of ``waits`` until then, or until it stops watching.
     """
 
+    __slots__ = ("_broken_off", "_task", "_waits", "instance_id")
+
     def __init__(self, instance_id: int, waits: set[WhileAwake]) -> None:
         self.instance_id = instance_id
         self._waits = waits

@@ -42,7 +42,7 @@ class _Book(TurnsBook):
     avoid_until_s: float = 0.0
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Booking(BookEntry):
     """One request at one worker, counted there until ``close``."""
 
@@ -55,14 +55,14 @@ class Booking(BookEntry):
 
     def finish_prefill(self) -> None:
         if self._prefill_blocks:
-            super().finish_prefill()
+            BookEntry.finish_prefill(self)  # super() fails here before Python 3.14 (CPython 90562)
             if self.inputs.replica_sync:
                 self.inputs.replica_sync.notify()
         if self.turn and self.turn.unbegun_at:
             self.turn.begin_answer()
 
     def close(self) -> None:
-        super().close()
+        BookEntry.close(self)
         if self.inputs.replica_sync:
             self.inputs.replica_sync.notify()
         if self.closed:

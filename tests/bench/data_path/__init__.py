@@ -4,7 +4,8 @@ All of them pass the same load on to the same two simulated workers (``workers``
 chunk of its own, in steps: what is measured is the processor time of the frontend's process, as the scheduler
 counts it. ``sketch`` is the lower bound; ``vllm-router`` and ``smg`` (sglang-router) are measured where they
 are on PATH or ``tox -e interop`` has fetched them; ``DYNAPLAN_BASELINE`` names a directory with another
-version of dynaplan. Rounds alternate. The costs of a request and of a chunk follow from answers of two
+version of dynaplan, and ``DYNAPLAN_PYTHONS`` further interpreters, separated by colons, to run this one with.
+Rounds alternate. The costs of a request and of a chunk follow from answers of two
 lengths. ``data-path-kv`` (``kv``) measures routing by prefix, beside Dynamo's frontend.
 
 All of it takes about 25 minutes with five rounds. Behind the rows come two tables for docs/benchmarks.md.
@@ -79,13 +80,18 @@ class Measured:
 
 def frontends() -> Mapping[str, Sequence[str]]:
     """Name -> command line, with ``PORT`` and ``WORKERS`` to be filled in."""
-    python = (sys.executable, "-m")
+    modules = (sys.executable, "-m")
     found: dict[str, Sequence[str]] = {
-        "sketch": (*python, "tests.bench.data_path.sketch", "PORT", "WORKERS"),
-        "dynaplan": (*python, "tests.bench.data_path.frontend", "PORT", "{}", "WORKERS"),
+        "sketch": (*modules, "tests.bench.data_path.sketch", "PORT", "WORKERS"),
+        "dynaplan": (*modules, "tests.bench.data_path.frontend", "PORT", "{}", "WORKERS"),
     }
     if directory := os.environ.get("DYNAPLAN_BASELINE"):
         found["baseline"] = ("env", "-C", directory, *found["dynaplan"])
+    for python in filter(None, os.environ.get("DYNAPLAN_PYTHONS", "").split(os.pathsep)):
+        version = subprocess.check_output(
+            (python, "-c", "import platform; print(platform.python_version())"), text=True
+        )
+        found[f"dynaplan, {version.strip()}"] = (python, *found["dynaplan"][1:])
     listen_on = ("--host", "127.0.0.1", "--port", "PORT", "--policy", "round_robin", "--log-level", "error")
     listen_on = (*listen_on, "--prometheus-port", "ANOTHER_PORT", "--max-concurrent-requests", "4096")
     path = os.pathsep.join((FETCHED, os.environ["PATH"]))

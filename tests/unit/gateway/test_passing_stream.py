@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import cast
 
 import pytest
 
@@ -11,6 +12,7 @@ from dynaplan.gateway.metrics import FrontendMetrics
 from dynaplan.gateway.migration import PAGE_BYTES, PartialAnswer, UnreadPages
 from dynaplan.gateway.openai_api import CHAT_COMPLETIONS
 from dynaplan.gateway.passing_stream import MAX_BEGINNING_BYTES, PassingStream
+from dynaplan.http.messages import Answering
 from dynaplan.routing.booking import BookEntry, WorkerBook
 from tests.unit.gateway.test_engine_answers import (
     DONE,
@@ -38,7 +40,7 @@ class Passing:
         self.record = FrontendMetrics("ns", time.monotonic).record("m", "chat", is_stream=True)
         self.stream = PassingStream(
             CHAT_COMPLETIONS,
-            self._write_now,
+            cast(Answering, self),
             self.record,
             self.booking,
             self,
@@ -51,10 +53,12 @@ class Passing:
     def begin_answer(self) -> None:
         self.stream.partial = self.partial
 
-    def _write_now(self, events: bytes) -> bool:
+    def write_now(self, events: bytes) -> bool:
         if self.is_read:
             self.sent.append(events)
         return self.is_read
+
+    write_chunk_now = hold = write_now
 
     def tokens_of(self, events: bytes) -> int:
         before = self.record.output_tokens
@@ -131,6 +135,62 @@ def test_more_than_a_page_is_kept_too() -> None:
     for _ in range(tokens):
         passing.stream.pass_on(TOKEN)
     assert passing.partial.text() == tokens * "a"
+
+
+def as_chunk(events: bytes, size: str = "x") -> bytes:
+    return b"%b\r\n%b\r\n" % (format(len(events), size).encode(), events)
+
+
+def test_a_chunk_with_a_token_like_the_one_before_passes_as_it_came_and_is_counted_and_kept() -> None:
+    passing = Passing()
+    passing.stream.pass_on(TOKEN)
+    for text in (b"b", b"", b"cd"):
+        assert passing.stream.pass_chunk(as_chunk(TOKEN.replace(b'"a"', b'"%b"' % text)))
+    assert passing.sent[1:] == [
+        as_chunk(TOKEN.replace(b'"a"', b'"%b"' % text)) for text in (b"b", b"", b"cd")
+    ]
+    assert (passing.record.output_tokens, passing.partial.text()) == (4, "abcd")
+    assert passing.booking.book.active_blocks == 2
+
+
+def test_more_than_a_page_of_chunks_is_kept_too() -> None:
+    passing = Passing()
+    passing.stream.pass_on(TOKEN)
+    tokens = 3 * PAGE_BYTES // len(TOKEN)
+    assert all(passing.stream.pass_chunk(as_chunk(TOKEN)) for _ in range(tokens))
+    assert passing.partial.text() == (tokens + 1) * "a"
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        *(
+            as_chunk(each)
+            for each in (ROLE, QUOTING, TOKEN + TOKEN, END, USAGE, DONE, b"\n", ABORTED, FAILED)
+        ),
+        *(as_chunk(TOKEN)[:-1], as_chunk(TOKEN)[1:], as_chunk(TOKEN) + as_chunk(TOKEN), TOKEN, b""),
+        *(
+            as_chunk(TOKEN.replace(b'"a"', b'"ab"'), "X"),
+            as_chunk(TOKEN, "03x"),
+            as_chunk(TOKEN).replace(b"\r\n", b";a=b\r\n", 1),
+        ),
+    ],
+)
+def test_every_other_read_is_left_to_be_parsed_and_looked_into(chunk: bytes) -> None:
+    passing = Passing()
+    assert not passing.stream.pass_chunk(as_chunk(TOKEN)), "no token was seen"
+    passing.stream.pass_on(TOKEN)
+    assert not passing.stream.pass_chunk(chunk)
+    passing.is_read = False
+    assert not passing.stream.pass_chunk(as_chunk(TOKEN)), "the client does not take it at once"
+    assert (len(passing.sent), passing.record.output_tokens, passing.partial.text()) == (1, 1, "a")
+
+
+def test_no_chunk_passes_of_a_stream_that_is_spliced() -> None:
+    passing = Passing(is_spliced=True)
+    passing.stream.begin()
+    passing.stream.pass_on(TOKEN)
+    assert not passing.stream.pass_chunk(as_chunk(TOKEN))
 
 
 def test_nothing_is_noted_of_what_the_client_does_not_take_at_once() -> None:

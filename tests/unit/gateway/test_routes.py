@@ -13,7 +13,7 @@ from dynaplan.gateway.reports import CANCELLED
 from dynaplan.gateway.routes import MAX_STARTS_A_TURN, FrontendRoutes
 from dynaplan.http.messages import Headers, Request, Response
 
-CONNECTION = SimpleNamespace(write=None, write_now=None)
+CONNECTION = SimpleNamespace(write=None)
 CHAT = Request(
     "POST",
     "/v1/chat/completions",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dynaplan.http import timing
 from dynaplan.http.connections import (
@@ -164,15 +167,29 @@ async def test_a_large_body_goes_in_pieces_and_no_further_than_the_answer() -> N
 
 
 class Taking:
-    """A sink that keeps what it is given, but for the lines that it leaves, or that it fails over."""
+    """A sink that keeps what it is given, but for the lines that it leaves, or that it fails over.
 
-    def __init__(self, leaves: bytes = b"", fails_over: bytes = b"") -> None:
-        self.leaves, self.fails_over = leaves, fails_over
+    ``takes_chunks``: a read that looks like one whole chunk it keeps as it is, in ``chunks``, too.
+    """
+
+    def __init__(self, leaves: bytes = b"", fails_over: bytes = b"", *, takes_chunks: bool = False) -> None:
+        self.leaves, self.fails_over, self.takes_chunks = leaves, fails_over, takes_chunks
+        self.chunks: list[bytes] = []
         self.has_begun = True
         self.taken: list[bytes] = []
 
     def is_movable(self) -> bool:
         return False
+
+    def pass_chunk(self, chunk: bytes) -> bool:
+        size, _, rest = chunk.partition(b"\r\n")
+        if not (
+            self.takes_chunks and size != b"0" and rest[-2:] == b"\r\n" and size == b"%x" % (len(rest) - 2)
+        ):
+            return False
+        self.chunks.append(chunk)
+        self.taken.append(rest[:-2])
+        return True
 
     def pass_on(self, lines: bytes) -> bytes:
         if lines == self.fails_over:
@@ -201,6 +218,44 @@ async def test_whole_lines_are_forwarded_as_they_come_until_one_is_not_taken() -
     connection.data_received(b"3\r\nno\n\r\n")
     await task
     assert await connection.read() == b"no\n"
+
+
+async def test_a_read_that_is_a_whole_chunk_is_offered_as_it_is() -> None:
+    sink = Taking(takes_chunks=True)
+    connection, task = await forwarded(sink)
+    for read in (b"2\r\na\n\r\n", b"2\r\nb\n\r\n", b"2\r\nc\n\r\n2\r\nd\n\r\n", b"2\r\ne\n\r\n"):
+        connection.data_received(read)
+    assert sink.chunks == [b"2\r\nb\n\r\n", b"2\r\ne\n\r\n"], "a chunk's end has to be seen first"
+    assert b"".join(sink.taken) == b"a\nb\nc\nd\ne\n"
+    connection.data_received(b"0\r\n\r\n")
+    await task
+    assert connection.is_reusable
+
+
+CHUNK_LIKE = st.lists(
+    st.sampled_from((b"2\r\na\n\r\n", b"2", b"\r\n", b"a\n", b"0\r\n\r\n", b"x")), max_size=4
+)
+"""Bodies of chunks in which a chunk seems to begin or to end."""
+
+
+@given(st.lists(CHUNK_LIKE.map(b"".join).filter(bool), max_size=8), st.sets(st.integers(1, 150)))
+async def test_however_an_answer_is_cut_into_reads_its_body_is_what_its_chunks_hold(
+    bodies: list[bytes], cuts: set[int]
+) -> None:
+    answer = b"".join(b"%x\r\n%b\r\n" % (len(body), body) for body in bodies) + b"0\r\n\r\n"
+    sink = Taking(takes_chunks=True)
+    connection, task = await forwarded(sink)
+    ends = sorted(cut for cut in cuts if cut < len(answer))
+    for begin, end in itertools.pairwise((0, *ends, len(answer))):
+        if task.done():
+            sink.taken.append(await connection.read())
+            task = asyncio.create_task(connection.forward(sink))
+            await asyncio.sleep(0)
+        connection.data_received(answer[begin:end])
+        await asyncio.sleep(0)
+    await task
+    assert b"".join(sink.taken) + await all_of(connection) == b"".join(bodies)
+    assert connection.is_reusable
 
 
 async def begun(sink: Taking) -> tuple[ServerConnection, asyncio.Task[None]]:

@@ -27,6 +27,7 @@ class Wire(asyncio.Transport):
     def __init__(self, protocol: ClientConnection) -> None:
         super().__init__()
         self.written = b""
+        self.writes = 0
         self.takes = True
         self.is_paused = self.is_lost = self.is_reset = self._is_closing = False
         self._protocol = protocol
@@ -39,6 +40,7 @@ class Wire(asyncio.Transport):
     def write(self, data: Any) -> None:
         if not self._is_closing:
             self.written += bytes(data)
+            self.writes += 1
 
     def close(self) -> None:
         self._is_closing = True
@@ -332,6 +334,41 @@ async def test_a_failure_after_the_first_part_of_a_stream_cuts_it(is_raised: boo
     assert wire.is_closing()
 
 
+@pytest.mark.parametrize("begins", [True, False])
+async def test_a_part_that_is_held_goes_with_the_end_of_the_stream_in_one_write(begins: bool) -> None:
+    async def stream(request: Request) -> None:
+        connection = request.connection
+        connection.start_stream(request, {})
+        if begins:
+            await connection.write(b"a")
+        assert connection.hold(b"b")
+        assert not connection.write_now(b"c"), "what is held is sent first"
+        await connection.end_stream()
+
+    wire, _ = connected(stream)
+    wire.receive(GET)
+    await settle()
+    assert wire.writes == 1 + begins
+    assert wire.written.endswith(b"\r\n\r\n" + begins * b"1\r\na\r\n" + b"1\r\nb\r\n0\r\n\r\n")
+    assert not wire.is_closing()
+
+
+async def test_a_part_that_is_held_is_sent_before_the_next_one_and_before_a_cut() -> None:
+    async def stream(request: Request) -> None:
+        connection = request.connection
+        connection.start_stream(request, {})
+        assert connection.hold(b"a")
+        await connection.write(b"b")
+        assert connection.hold(b"c")
+        raise RuntimeError("cut")
+
+    wire, _ = connected(stream)
+    wire.receive(GET)
+    await settle()
+    assert wire.written.endswith(b"\r\n\r\n1\r\na\r\n1\r\nb\r\n1\r\nc\r\n")
+    assert wire.is_closing()
+
+
 async def test_an_empty_part_does_not_end_a_stream() -> None:
     async def stream(request: Request) -> None:
         connection = request.connection
@@ -340,12 +377,13 @@ async def test_an_empty_part_does_not_end_a_stream() -> None:
         await connection.write(b"")
         assert connection.write_now(b"")
         assert connection.write_now(b"b")
+        assert connection.write_chunk_now(b"1\r\nc\r\n")
         await connection.end_stream()
 
     wire, _ = connected(stream)
     wire.receive(GET)
     await settle()
-    assert wire.written.endswith(b"\r\n\r\n1\r\na\r\n1\r\nb\r\n0\r\n\r\n")
+    assert wire.written.endswith(b"\r\n\r\n1\r\na\r\n1\r\nb\r\n1\r\nc\r\n0\r\n\r\n")
 
 
 async def test_a_write_that_is_cancelled_does_not_cancel_the_next() -> None:
