@@ -14,12 +14,12 @@ from dynaplan.config.command_words import ADDRESS, COMMAND, DROPPED, read_comman
 from dynaplan.config.overrides import MODEL_SETS, MODELS, Sections, merge_sections, parse_overrides
 from dynaplan.config.yaml_file import refuse_second_keys
 from dynaplan.engines.local_models import locate_entries
-from dynaplan.models.files import llama_cpp, llama_swap
-from dynaplan.models.files.imported_model import ImportedFile, ImportedModel
+from dynaplan.models.files import llama_cpp
 from dynaplan.util import screen
 from dynaplan.util.errors import Faults
 
 if TYPE_CHECKING:
+    from dynaplan.models.files.imported_model import ImportedFile, ImportedModel
     from dynaplan.models.model import Constraints
 
 
@@ -57,7 +57,11 @@ def imported_file(file: Path) -> ImportedFile | None:
         return None  # who reads it as a file of ours says what is wrong
     if llama_cpp.is_presets(text):
         return llama_cpp.read_presets(text)
-    document = _yaml(text, str(file)) if "cmd" in text else None
+    if "cmd" not in text:
+        return None
+    from dynaplan.models.files import llama_swap
+
+    document = _yaml(text, str(file))
     return llama_swap.read(document, os.environ) if document and llama_swap.is_config(document) else None
 
 
@@ -68,6 +72,8 @@ def _yaml(text: str, source: str) -> Any:
     """
     import yaml
 
+    from dynaplan.models.files.llama_swap import FoldedText
+
     class Loader(yaml.SafeLoader):
         def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
             node = super().compose_mapping_node(anchor)
@@ -75,7 +81,7 @@ def _yaml(text: str, source: str) -> Any:
             return node
 
         def construct_text(self, node: yaml.ScalarNode) -> str:
-            value = llama_swap.FoldedText(self.construct_scalar(node))
+            value = FoldedText(self.construct_scalar(node))
             begin, end = node.start_mark, node.end_mark
             value.lines = str(begin.buffer)[begin.pointer : end.pointer].partition("\n")[2]
             return value if node.style == ">" else str(value)

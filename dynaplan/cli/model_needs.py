@@ -17,8 +17,9 @@ from dynaplan.contract.gpus import UNREADABLE, GpuUse, is_unreadable
 from dynaplan.fleet.gpu_devices import available_gpus, uses_reader
 from dynaplan.fleet.plugin.host_memory import read_host_memory
 from dynaplan.graph.model import GraphSpec
+from dynaplan.models.gpu_words import chosen_gpus
 from dynaplan.models.model import Constraints, Device, ModelStatus
-from dynaplan.models.policies import chosen_gpus, is_memory_known, model_constraints, model_policy
+from dynaplan.models.policies import is_memory_known, model_constraints, model_policy
 from dynaplan.models.rules.eviction import choose
 from dynaplan.models.rules.memory import Need, chosen_place, free_bytes, need
 from dynaplan.models.shared_memory import SharedMemory

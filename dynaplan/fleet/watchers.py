@@ -19,8 +19,7 @@ from dynaplan.fleet.rules.allocation import worker_environment
 from dynaplan.fleet.servers import ServerSpec
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.graph.model import GraphSpec
-from dynaplan.models.gpu_words import MASK
-from dynaplan.models.policies import chosen_gpus
+from dynaplan.models.gpu_words import MASK, chosen_gpus
 from dynaplan.process.guard import guard_command
 
 

@@ -26,6 +26,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dynaplan.config.command_words import words_of
+from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.contract.gpus import Gpu, visible_gpus
 
 MASK = "CUDA_VISIBLE_DEVICES"
@@ -109,6 +111,25 @@ def owners_gpus(words: Sequence[str], environment: Mapping[str, str], inventory:
 
 ALL_THAT_IT_SEES = 1024
 """More GPUs than a box has."""
+
+
+def chosen_gpus(
+    options: Mapping[str, object], environment: Mapping[str, str], inventory: Sequence[Gpu]
+) -> OwnersGpus:
+    """Return the GPUs that the owner of a worker has chosen by its options and ``environment``.
+
+    Of simulated GPUs there is nothing to choose.
+    """
+    real = [gpu for gpu in inventory if not gpu.is_simulated]
+    if not real or engine_of(options) == SIMULATED:
+        return OwnersGpus()
+    command = options.get("command")
+    words = words_of(command, "command")
+    for name in GPU_OPTIONS & options.keys():
+        value = options[name]
+        text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        words = [*words, f"--{name}", text]
+    return owners_gpus(words, environment, real)
 
 
 def read(words: Sequence[str], environment: Mapping[str, str]) -> GpuWords:

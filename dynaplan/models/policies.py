@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from dynaplan.config.command_words import effective_options, words_of
+from dynaplan.config.command_words import effective_options
 from dynaplan.config.settings.models import OnDemandSettings, ServedModel
 from dynaplan.config.settings.worker import SIMULATED, engine_of
 from dynaplan.contract.gpus import Gpu
 from dynaplan.engines.registry import engine_kind, find_engine
-from dynaplan.models.gpu_words import GPU_OPTIONS, OwnersGpus, owners_gpus
+from dynaplan.models.gpu_words import chosen_gpus
 from dynaplan.models.model import Constraints, ModelPolicy, SleepLevel
 
 NO_VARIABLES: Mapping[str, str] = {}
@@ -23,25 +23,6 @@ def model_constraints(models: Iterable[ServedModel], together: tuple[frozenset[s
     """Return which of the models may be loaded at once by the owner's word, beside memory."""
     leaves = {each.name: frozenset(each.settings.not_beside or ()) for each in models}
     return Constraints({name: gone for name, gone in leaves.items() if gone}, together)
-
-
-def chosen_gpus(
-    options: Mapping[str, object], environment: Mapping[str, str], inventory: Sequence[Gpu]
-) -> OwnersGpus:
-    """Return the GPUs that the owner of a worker has chosen by its options and ``environment``.
-
-    Of simulated GPUs there is nothing to choose.
-    """
-    real = [gpu for gpu in inventory if not gpu.is_simulated]
-    if not real or engine_of(options) == SIMULATED:
-        return OwnersGpus()
-    command = options.get("command")
-    words = words_of(command, "command")
-    for name in GPU_OPTIONS & options.keys():
-        value = options[name]
-        text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-        words = [*words, f"--{name}", text]
-    return owners_gpus(words, environment, real)
 
 
 def model_policy(

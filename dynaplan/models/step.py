@@ -25,6 +25,7 @@ from dynaplan.config.settings.models import ServedModel, WorkerPool
 from dynaplan.contract.model_keys import MAX_EVENTS, ModelDemand, ModelEvent, ModelOrders
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
 from dynaplan.models.deployed import DeployedModels
+from dynaplan.models.desired import DesiredModels
 from dynaplan.models.model import (
     HOST,
     NOTHING_LEARNT,
@@ -44,7 +45,6 @@ from dynaplan.models.rules.turns import DEMAND_PAUSE_S
 from dynaplan.models.shared_memory import HostMemory, SharedGpus, SharedMemory
 from dynaplan.models.sleepers import Sleepers
 from dynaplan.models.workers import (
-    DesiredModels,
     Moment,
     desired_models,
     learn_ready,

@@ -9,8 +9,6 @@ import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from dynaplan.process.process_table import environment_of
 
 LISTENING = "0A"
@@ -38,6 +36,8 @@ def user_name(uid: int) -> str:
 
 
 def _listening_pid(port: int) -> int:
+    import psutil  # much, for a process that only names users
+
     try:
         connections = psutil.net_connections("tcp")
     except (psutil.Error, OSError):
@@ -52,6 +52,8 @@ def _in_words(pid: int) -> str:
     if serve:
         which = f", namespace {namespace}" if namespace else ""
         return f"pid {serve} (dynaplan serve{which})"
+    import psutil
+
     try:
         return f"pid {pid} ({psutil.Process(pid).name()})"
     except psutil.Error:

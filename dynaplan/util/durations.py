@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 
 def clock(seconds: float) -> str:
@@ -33,6 +32,8 @@ def zone_of(name: str) -> tzinfo:
     """Return the zone of that name, such as ``Europe/Berlin``; raises ValueError for an unknown one."""
     if name in _UTC_NAMES:
         return UTC
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # much, for a process that names no zone
+
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):

@@ -6,14 +6,18 @@ A package adds one in its ``setup.cfg`` or ``pyproject.toml``; the groups are ``
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynaplan.util.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 def find_entry_point(group: str, name: str) -> EntryPoint | None:
     """Return the group's entry of that name, not imported; None where no installed package has it."""
+    from importlib.metadata import entry_points  # much, for the built-in parts that most have alone
+
     return next(iter(entry_points(group=group, name=name)), None)
 
 

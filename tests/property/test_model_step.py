@@ -13,10 +13,11 @@ from dynaplan.contract.gpus import Gpu, GpuUse
 from dynaplan.contract.model_keys import ModelDemand, ModelOrder, ModelOrders
 from dynaplan.graph.lifecycle import COUNTS, Role, Worker, WorkerState
 from dynaplan.models.deployed import DeployedModels
+from dynaplan.models.desired import DesiredModels
 from dynaplan.models.model import ModelPolicies, ModelPolicy
 from dynaplan.models.reports import reports
 from dynaplan.models.step import FleetObservation, ModelsState, after_saying, step
-from dynaplan.models.workers import DesiredModels, Moment
+from dynaplan.models.workers import Moment
 
 UNIX_S = 1e9
 GPU_BYTES = 100 * 2**30

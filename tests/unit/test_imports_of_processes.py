@@ -30,11 +30,14 @@ SHOW = "\nimport json, sys; print(json.dumps(sorted(sys.modules)), file=sys.stde
 
 NOT_IMPORTED = {
     "help": "asyncio circus email msgspec psutil ssl tornado yaml zmq",
-    "serve": "nats prometheus_client uvloop dynaplan.fleet_plugin dynaplan.fleet.plugin.plugin "
-    "dynaplan.gateway dynaplan.planner.inputs dynaplan.simulation dynaplan.webui dynaplan.worker",
-    "fleet plugin": "nats pynvml uvloop dynaplan.cli dynaplan.gateway dynaplan.simulation dynaplan.worker",
-    "forked": "circus click nats sqlite3 tornado yaml zmq dynaplan.cli dynaplan.fleet.plugin.plugin "
-    "dynaplan.simulation",
+    "serve": "importlib.metadata nats prometheus_client uvloop zoneinfo dynaplan.fleet_plugin "
+    "dynaplan.fleet.plugin.plugin dynaplan.gateway dynaplan.models.files.imported_model "
+    "dynaplan.models.files.llama_swap dynaplan.models.model dynaplan.planner.inputs dynaplan.simulation "
+    "dynaplan.webui dynaplan.worker",
+    "fleet plugin": "importlib.metadata nats pynvml uvloop zoneinfo dynaplan.cli dynaplan.gateway "
+    "dynaplan.simulation dynaplan.worker",
+    "forked": "circus click importlib.metadata nats psutil sqlite3 tornado yaml zmq dynaplan.cli "
+    "dynaplan.fleet.plugin.plugin dynaplan.simulation",
 }
 """By process: what others need, or this one later."""
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from dynaplan.config.settings.servers import server_addresses
 from dynaplan.contract.gpus import visible_gpus
@@ -33,9 +34,11 @@ from dynaplan.fleet.statefile_store import DocumentStore
 from dynaplan.fleet.watchers import worker_watcher
 from dynaplan.graph.lifecycle import Worker, WorkerState
 from dynaplan.graph.model import ServiceSpec
-from dynaplan.models.model import Learnt
 from dynaplan.process.ports import Processes
 from dynaplan.util.errors import DynaplanError, StatefileCorrupt, StatefileUnwritable
+
+if TYPE_CHECKING:
+    from dynaplan.models.model import Learnt
 
 log = logging.getLogger(__name__)
 

@@ -34,6 +34,7 @@ from dynaplan.fleet.plugin.store_link import StoreLink
 from dynaplan.fleet.startup_times import StartupTimes, median_startup_s, startup_key
 from dynaplan.graph.lifecycle import Role, Worker
 from dynaplan.models.deployed import DeployedModels
+from dynaplan.models.desired import NO_MODELS, DesiredModels
 from dynaplan.models.model import ModelPolicies, ModelPolicy
 from dynaplan.models.policies import model_constraints, model_policy
 from dynaplan.models.reports import reports
@@ -46,7 +47,7 @@ from dynaplan.models.step import (
     coming_host_bytes,
     step,
 )
-from dynaplan.models.workers import NO_MODELS, DesiredModels, Moment
+from dynaplan.models.workers import Moment
 from dynaplan.util.amounts import gib
 from dynaplan.util.errors import StatefileUnwritable
 

@@ -28,7 +28,7 @@ from dynaplan.graph.lifecycle import (
     worker_name,
 )
 from dynaplan.graph.model import GraphSpec, ServiceSpec
-from dynaplan.models.workers import NO_MODELS, DesiredModels
+from dynaplan.models.desired import NO_MODELS, DesiredModels
 from dynaplan.util.documents import number_field, text_field
 
 Fleet = tuple[Worker, ...]

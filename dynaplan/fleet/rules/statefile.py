@@ -13,18 +13,20 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynaplan.config.settings.frontend import DECODE_COMPONENT, PREFILL_COMPONENT
 from dynaplan.contract.gpus import Gpu
 from dynaplan.fleet.rules.allocation import worker_environment
 from dynaplan.graph.lifecycle import HOLDS_GPUS, Role, Worker, WorkerState, worker_name
 from dynaplan.graph.model import GraphSpec, ServiceSpec
-from dynaplan.models.model import Learnt
 from dynaplan.process.identity import ProcessIdentity
 from dynaplan.util.documents import MAX_WHOLE
 from dynaplan.util.errors import StatefileCorrupt
 from dynaplan.util.masking import mask_all, mask_config, mask_secrets, mask_variables
+
+if TYPE_CHECKING:
+    from dynaplan.models.model import Learnt
 
 VERSION = 1
 """The version of the fields that we add; a document without a version is the original's."""
@@ -171,6 +173,8 @@ def with_learnt(document: Document, learnt: Mapping[str, Learnt]) -> Document:
 
 def learnt_of(document: Document) -> dict[str, Learnt]:
     """Return what was learnt of models, by name; any other form is ignored."""
+    from dynaplan.models.model import Learnt  # much, for a deployment without such models
+
     found = document.get("models")
     names = [each.name for each in fields(Learnt)]
     return {

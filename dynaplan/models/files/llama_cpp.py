@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynaplan.config.command_words import (
     ADDRESS,
@@ -23,8 +23,10 @@ from dynaplan.config.command_words import (
     SWITCHES,
     long_flag,
 )
-from dynaplan.models.files.imported_model import ImportedFile, ImportedModel
 from dynaplan.util.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynaplan.models.files.imported_model import ImportedFile, ImportedModel
 
 TOOL = "llama.cpp"
 PROGRAM = "llama-server"
@@ -52,6 +54,8 @@ def is_presets(text: str) -> bool:
 
 def read_presets(text: str) -> ImportedFile:
     """Return what a preset file says; raises ConfigError with the line."""
+    from dynaplan.models.files.imported_model import ImportedFile, ImportedModel  # much, for another file
+
     sections = _sections(text)
     common = sections.pop(EVERY_MODEL, {})
     models: dict[str, ImportedModel] = {}
@@ -124,6 +128,8 @@ def read_directory(directory: str, files: Iterable[str]) -> ImportedFile:
     loaded, and a file ``mmproj*`` beside it is its projector. Where the name is taken, the file's path is the
     name, with "-" for "/".
     """
+    from dynaplan.models.files.imported_model import ImportedFile, ImportedModel
+
     models: dict[str, ImportedModel] = {}
     by_folder: dict[str, list[str]] = {}
     for file in sorted(each for each in files if each.lower().endswith(SUFFIX)):
