@@ -174,6 +174,11 @@ ETCD_VARIABLES = ("GOMAXPROCS=1", "GOGC=50")
 """One thread at a time runs etcd's code, and its heap is kept smaller: a deployment's keys are few. Idle that
 takes a third less CPU, and 3 MiB less."""
 
+ETCD_SLACK_MS, NATS_SLACK_MS = 20, 1
+"""How much later than asked for the kernel may wake a server that waits for a time, and for several at once;
+what it is sent wakes it at once. etcd takes half of its idle CPU with that, NATS three quarters. With two
+threads at work more of it delays requests of NATS: one thread that waits for another sleeps so long."""
+
 ETCD_LIMITS = (
     (resource.RLIMIT_NOFILE, 256, "open files", "`ulimit -Hn`, LimitNOFILE= of the unit"),
     (resource.RLIMIT_FSIZE, 64 * 2**20, "bytes of a file", "`ulimit -f`, LimitFSIZE= of the unit"),
@@ -244,7 +249,7 @@ def embedded_etcd(runtime_dir: Path, address_dir: Path | None = None) -> ServerS
     binary, version = find_etcd()
     return ServerSpec(
         name="etcd",
-        cmd=["env", *ETCD_VARIABLES, *_etcd_command(binary, version)],
+        cmd=with_slack(ETCD_SLACK_MS, ["env", *ETCD_VARIABLES, *_etcd_command(binary, version)]),
         working_dir=directory,
         environment={"ETCD_ENDPOINTS": f"unix://{client_socket}", "ETCD_AUTH_USERNAME": ""},
         # etcd takes ETCD_* as options, and refuses to start when one contradicts the command line.
@@ -301,6 +306,12 @@ def _etcd_command(binary: str, version: tuple[int, ...]) -> list[str]:
     return [binary, *(f"--{name}={value}" for name, value in options.items())]
 
 
+def with_slack(slack_ms: int, command: list[str]) -> list[str]:
+    """Return a command line that becomes the command, with that timer slack where the kernel has it."""
+    script = f'{{ echo {slack_ms}000000 >/proc/self/timerslack_ns; }} 2>/dev/null; exec "$@"'
+    return ["sh", "-c", script, "sh", *command]
+
+
 def find_etcd() -> tuple[str, tuple[int, ...]]:
     """Find the etcd binary to run; return its path and version.
 
@@ -341,7 +352,7 @@ logtime: true
     )
     return ServerSpec(
         name="nats",
-        cmd=[find_nats_server(), "--config", str(config)],
+        cmd=with_slack(NATS_SLACK_MS, [find_nats_server(), "--config", str(config)]),
         working_dir=directory,
         environment={
             "NATS_SERVER": f"nats://127.0.0.1:{port}",

@@ -110,6 +110,15 @@ print(json.dumps([str(each.laddr) for each in found if each.status == "LISTEN"])
 """
 
 
+def test_a_server_gets_its_timer_slack_and_starts_also_where_it_cannot_have_it() -> None:
+    shown = subprocess.run(
+        servers.with_slack(20, ["cat", "/proc/self/timerslack_ns"]), capture_output=True, check=True
+    )
+    assert (shown.stdout, shown.stderr) == (b"20000000\n", b"")
+    refused = servers.with_slack(-1, ["echo", "it runs"])
+    assert subprocess.run(refused, capture_output=True, check=True).stdout == b"it runs\n"
+
+
 def test_no_secret_is_in_a_command_line_and_files_are_private(nats: Server, etcd: Server) -> None:
     token = nats.environment["NATS_AUTH_TOKEN"]
     assert len(token) >= 32
