@@ -83,12 +83,7 @@ class Stalled(ConnectionError):
 
 
 class Sink(Protocol):
-    """Passes a stream on as it arrives.
-
-    Until it ``has_begun`` to, what arrives is not gathered: a first token does not wait for others.
-    """
-
-    has_begun: bool
+    """Passes a stream on as it arrives."""
 
     def is_movable(self) -> bool:
         """Tell whether another server can go on with the answer, should this one stand still."""
@@ -104,7 +99,7 @@ class Sink(Protocol):
     def pass_chunk(self, read: bytes) -> bool:
         """Pass a read on, framing and all, if it is one whole chunk and needs no looking into.
 
-        It is asked only once it has begun, and where a chunk begins. False: nothing has passed; the read is
+        It is asked only where a chunk begins. False: nothing has passed; the read is
         no chunk, the empty last one, or is to be parsed.
         """
         ...
@@ -282,7 +277,7 @@ class ServerConnection(asyncio.Protocol):
         """
         self.has_received = True
         batch, sink = self._batch, self._sink
-        if sink is not None and sink.has_begun:
+        if sink is not None:
             if batch.gathers:
                 if arrived := batch.arrived:  # what ``add`` does, and a call less for nearly every token
                     arrived.append((self, data))

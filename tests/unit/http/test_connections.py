@@ -175,7 +175,6 @@ class Taking:
     def __init__(self, leaves: bytes = b"", fails_over: bytes = b"", *, takes_chunks: bool = False) -> None:
         self.leaves, self.fails_over, self.takes_chunks = leaves, fails_over, takes_chunks
         self.chunks: list[bytes] = []
-        self.has_begun = True
         self.taken: list[bytes] = []
 
     def is_movable(self) -> bool:
@@ -337,17 +336,6 @@ async def test_of_several_streams_what_one_turn_brings_is_forwarded_at_its_end()
     assert taken[3:] == [b"4\n"]  # alone again
     first.data_received(b"0\r\n\r\n")
     await task
-
-
-async def test_what_comes_before_a_stream_has_begun_waits_for_no_other() -> None:
-    batch, sink = StreamBatch(), Taking()
-    sink.has_begun = False
-    first, task = await forwarded(sink, batch)
-    _, other_task = await forwarded(Taking(), batch)
-    first.data_received(b"2\r\na\n\r\n")
-    assert sink.taken == [b"a\n"]
-    task.cancel()
-    other_task.cancel()
 
 
 @pytest.mark.parametrize("end", ["connection_lost", "eof_received"])
