@@ -126,11 +126,20 @@ class Worker(asyncio.Protocol):
         self._transport.write(data)
 
 
+BACKLOG = 2048
+"""As uvicorn's, and so vLLM's and SGLang's: of 1,000 connections at once none has to be tried again."""
+
+
 async def serve(ports: list[int], step_ms: float) -> None:
     loop = asyncio.get_running_loop()
     for port in ports:
         engine = Engine(step_ms / 1000)
-        await loop.create_server(lambda engine=engine: Worker(engine), "127.0.0.1", port)  # type: ignore[misc]
+        await loop.create_server(
+            lambda engine=engine: Worker(engine),  # type: ignore[misc]
+            "127.0.0.1",
+            port,
+            backlog=BACKLOG,
+        )
     await asyncio.Event().wait()
 
 
