@@ -56,8 +56,8 @@ async def hold(port: int, frontend: psutil.Process) -> dict[str, Any]:
     streams: list[Stream] = []
     for begin in range(0, STREAMS, AT_ONCE):
         made = (
-            loop.create_connection(lambda: Stream(load), "127.0.0.1", port)
-            for _ in range(begin, begin + AT_ONCE)
+            loop.create_connection(lambda number=number: Stream(load, number), "127.0.0.1", port)
+            for number in range(begin, begin + AT_ONCE)
         )
         streams += [stream for _, stream in await asyncio.gather(*made)]
     rss.append(frontend.memory_info().rss)
