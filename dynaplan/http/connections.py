@@ -136,7 +136,10 @@ class ServerConnection(asyncio.Protocol):
         self._expects_answer = False
         self._ends_with_connection = False
         self._is_between_chunks = False
-        """Whether the next byte begins a chunk: the last one has ended, and no part of a size has come."""
+        """Whether the next byte begins a chunk, and nothing before it waits to be read.
+
+        The last chunk has ended, and no part of a size has come.
+        """
         self._keep_alive = False
         self.is_complete = True
         """Whether all of the answer has arrived."""
@@ -284,8 +287,12 @@ class ServerConnection(asyncio.Protocol):
                 else:
                     batch.add(self, data)
                 return
-            if self._is_between_chunks and self._reader is not None and sink.pass_chunk(data):
-                return  # the parser stays between two chunks; the task may be cancelled, or about to fail
+            try:
+                if self._is_between_chunks and self._reader is not None and sink.pass_chunk(data):
+                    return  # the parser stays between two chunks
+            except Exception as error:
+                self._report(error)
+                return
         self._parse(data)
 
     def _parse(self, data: bytes) -> None:
@@ -298,6 +305,7 @@ class ServerConnection(asyncio.Protocol):
             self._limit_head(len(data))
         reader, sink, pieces = self._reader, self._sink, self._pieces
         if reader is None or reader.done():  # done: its task is cancelled
+            self._is_between_chunks = False
             self._count_unread(len(data))
             return
         if sink is not None and not (self.is_complete or self._error):
@@ -307,9 +315,8 @@ class ServerConnection(asyncio.Protocol):
             if lines[-1] == _NEWLINE:
                 try:
                     left = sink.pass_on(lines)
-                except Exception as error:  # of the task's own work, which it must hear of
-                    self._reader = None
-                    reader.set_exception(error)
+                except Exception as error:
+                    self._report(error)
                     return
                 pieces.clear()
                 if not left:
@@ -318,6 +325,12 @@ class ServerConnection(asyncio.Protocol):
         self._reader = None
         reader.set_result(None)
         self._count_unread(len(data))
+
+    def _report(self, error: Exception) -> None:
+        """Raise an error of the sink in the task that waits: it is of that task's own work."""
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_exception(error)
 
     def _refuse(self, error: Exception) -> None:
         """End the connection over what is no HTTP; an answer that is whole already stays."""

@@ -571,7 +571,7 @@ class ClientConnection(asyncio.Protocol):
         await self._send(self._with_head(data) if self._unsent_head else data)
 
     def write_now(self, data: bytes) -> bool:
-        if self.transport is None or self._drained is not None or not self._is_chunked or self._held:
+        if self._held or not self._takes_chunks():
             return False
         if not data:  # an empty chunk is the last one
             return True
@@ -579,15 +579,18 @@ class ClientConnection(asyncio.Protocol):
         return self.write_chunk_now(self._with_head(chunk) if self._unsent_head else chunk)
 
     def hold(self, data: bytes) -> bool:
-        transport = self.transport
-        if transport is None or self._drained is not None or not self._is_chunked or transport.is_closing():
+        if not self._takes_chunks():
             return False
         chunk = b"%x\r\n%b\r\n" % (len(data), data)
         self._held += self._with_head(chunk) if self._unsent_head else chunk
         return True
 
+    def _takes_chunks(self) -> bool:
+        transport, is_free = self.transport, self._drained is None and self._is_chunked
+        return is_free and transport is not None and not transport.is_closing()
+
     def write_chunk_now(self, chunk: bytes) -> bool:
-        transport = self.transport
+        transport = self.transport  # as ``_takes_chunks``, without a call for every token
         if transport is None or self._drained is not None or not self._is_chunked or transport.is_closing():
             return False
         if (writes := self._batch.writes) is None:

@@ -26,10 +26,10 @@ from tests.fakes.frontend_runtime import Stage, body, stage
 from tests.fakes.keys import write_keys
 from tests.fakes.polling import eventually
 
-CALLS_OF_REQUEST = 210
+CALLS_OF_REQUEST = 211
 """A chat with a stream of two events, round-robin, everything as it is by default."""
 
-CALLS_WITH_KEYS = 231
+CALLS_WITH_KEYS = 232
 """The same with one of 50 keys that have all limits, while nobody else waits."""
 
 CALLS_OF_LIMIT = 1

@@ -182,6 +182,8 @@ class Taking:
 
     def pass_chunk(self, chunk: bytes) -> bool:
         size, _, rest = chunk.partition(b"\r\n")
+        if self.takes_chunks and self.fails_over and self.fails_over in chunk:
+            raise ValueError("of the taker")
         if not (
             self.takes_chunks and size != b"0" and rest[-2:] == b"\r\n" and size == b"%x" % (len(rest) - 2)
         ):
@@ -316,6 +318,24 @@ async def test_forwarding_ends_with_the_answer_and_with_a_failure_of_either_side
     connection.data_received(b"2\r\na\n\r\n")
     with pytest.raises(ValueError, match="of the taker"):
         await task
+
+
+async def test_an_error_over_a_whole_chunk_is_raised_in_the_task_too() -> None:
+    connection, task = await forwarded(Taking(fails_over=b"b\n", takes_chunks=True))
+    connection.data_received(b"2\r\na\n\r\n")
+    connection.data_received(b"2\r\nb\n\r\n")
+    with pytest.raises(ValueError, match="of the taker"):
+        await task
+
+
+async def test_no_chunk_overtakes_what_a_cancelled_task_has_left_unread() -> None:
+    sink = Taking(takes_chunks=True)
+    connection, task = await forwarded(sink)
+    connection.data_received(b"2\r\na\n\r\n")
+    task.cancel()
+    connection.data_received(b"2\r\nb\n\r\n2\r\nc\n\r\n")
+    connection.data_received(b"2\r\nd\n\r\n")
+    assert sink.taken == [b"a\n"]
 
 
 async def test_of_several_streams_what_one_turn_brings_is_forwarded_at_its_end() -> None:
