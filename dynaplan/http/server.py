@@ -457,7 +457,7 @@ class ClientConnection(asyncio.Protocol):
         if self._kept is not None:
             is_more_coming = bool(self._waiting) or self._is_in_head or not request.body.is_complete
             self._kept.end_answer(is_more_coming=is_more_coming)
-            self._loop.call_soon(self._settle)  # uvloop writes at the end of its turn
+            self._loop.call_soon(self._settle)  # before 0.23 uvloop writes at the end of its turn
         if not self._is_ended:  # cut, or cancelled
             if self._held and not self.transport.is_closing():
                 self.transport.write(self._held)
