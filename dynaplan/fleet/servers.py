@@ -175,10 +175,10 @@ ETCD_VARIABLES = ("GOMAXPROCS=1", "GOGC=50")
 takes a third less CPU, and 3 MiB less."""
 
 ETCD_SLACK_MS, NATS_SLACK_MS = 10, 1
-"""How much later than asked for the kernel may wake a server that waits for a time, and for several at once;
-what it is sent wakes it at once. Each takes a third less of the CPU when idle. etcd's election takes one to
-five ticks, each so much later. With more, NATS answers 64 clients later: a thread of Go's that looks for work
-sleeps so long."""
+"""How much later than asked for the kernel may wake a server that waits for a time, so that several such
+waits end in one; what it is sent wakes it without delay. Each server takes a third less of the CPU when idle.
+etcd's election takes one to five ticks, each of which may come so much later. With more than 1 ms, NATS
+answers 64 clients later: a thread of Go's that looks for work sleeps so long."""
 
 ETCD_LIMITS = (
     (resource.RLIMIT_NOFILE, 256, "open files", "`ulimit -Hn`, LimitNOFILE= of the unit"),

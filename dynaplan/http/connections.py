@@ -291,7 +291,7 @@ class ServerConnection(asyncio.Protocol):
                 if self._is_between_chunks and self._reader is not None and sink.pass_chunk(data):
                     return  # the parser stays between two chunks
             except Exception as error:
-                self._report(error)
+                self._raise_in_task(error)
                 return
         self._parse(data)
 
@@ -316,7 +316,7 @@ class ServerConnection(asyncio.Protocol):
                 try:
                     left = sink.pass_on(lines)
                 except Exception as error:
-                    self._report(error)
+                    self._raise_in_task(error)
                     return
                 pieces.clear()
                 if not left:
@@ -326,8 +326,8 @@ class ServerConnection(asyncio.Protocol):
         reader.set_result(None)
         self._count_unread(len(data))
 
-    def _report(self, error: Exception) -> None:
-        """Raise an error of the sink in the task that waits: it is of that task's own work."""
+    def _raise_in_task(self, error: Exception) -> None:
+        """Raise an error of the sink in the task that waits, if one does: it is of that task's own work."""
         reader, self._reader = self._reader, None
         if reader is not None and not reader.done():
             reader.set_exception(error)
@@ -446,7 +446,9 @@ class ConnectionPool:
         self._idle: dict[Origin, list[ServerConnection]] = {}
         self._used: set[ServerConnection] = set()
         self._first_use: asyncio.Future[None] | None = None
-        self._lively: set[Origin] | None = None  # nobody has called ``silent_origins``
+        self._lively: set[Origin] | None = None
+        """Addresses whose connections had received something when they were given back, since the last
+        ``silent_origins``; None before the first: where nobody asks, nothing is kept."""
         self._reaping: asyncio.TimerHandle | None = None
         self._is_closed = False
 

@@ -115,9 +115,9 @@ class Answering(Protocol):
         ...
 
     def hold(self, data: bytes) -> bool:
-        """Keep a part of the stream, to be sent in one write with the next one or the end.
+        """Keep a part of the stream that is not empty, to be sent in one write with the next one or the end.
 
-        False, and it is not kept, where ``write_now`` would return False.
+        One of them has to follow at once. False, and it is not kept, when ``write`` would wait or raise.
         """
         ...
 

@@ -1,6 +1,7 @@
 """What the fleet is to have of models that are loaded on request.
 
-Apart from ``models.workers``, which needs all of the models: a fleet without them is reconciled, too.
+A module of its own, since a fleet without such models is reconciled, too, and need not import the rest of
+``models``.
 """
 
 from __future__ import annotations

@@ -54,7 +54,10 @@ def _address_to_bind(host: str, port: int) -> tuple[socket.AddressFamily, tuple[
 
 @lru_cache(maxsize=64)
 def listens_on_loopback(host: str) -> bool:
-    """Tell whether what listens on that name or address is reached from this host only."""
+    """Tell whether what listens on that name or address is reached from this host only.
+
+    It judges the one address that ``bound_socket`` would bind; an unknown name is none.
+    """
     try:
         return ip_address(_address_to_bind(host, 0)[1][0]).is_loopback
     except (OSError, ValueError):  # an unknown name, which cannot be listened on
